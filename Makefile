@@ -1,0 +1,45 @@
+# The two commands: `make demo` and `make test`. Both need only Python 3.11+ and make; the first call sets up .venv.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+# Some virtual machines report AMX and do not have it: bfloat16 then dies of SIGILL unless oneDNN is told before torch loads.
+export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+.PHONY: demo test test-all lint format bench translations clean
+
+demo: $(READY)  ## the main job on the embedded default
+	@$(BIN)/brim demo
+
+test: $(READY)  ## everything but the slow suites
+	@$(PYTEST) -m "not slow"
+
+test-all: $(READY)  ## the slow suites too
+	@$(PYTEST)
+
+lint: $(READY)  ## style, types, and the arrows between the rooms
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-timing
+
+format: $(READY)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(READY)  ## benchmarks print ratios and never fail a build
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+translations: $(READY)  ## compile the Chinese catalogue after editing it
+	@$(BIN)/pybabel compile --domain brim --directory src/brim/locale
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("brim needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
+	@echo "Setting up $(VENV) (once; a few minutes, most of it torch)" >&2
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

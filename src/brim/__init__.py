@@ -1,0 +1,92 @@
+"""brim: fine-tune language models at the largest batch your hardware can hold.
+
+The optimizer step is a promise: a function of the data, the seed and the recipe. Memory only decides how the step is sliced.
+
+Every public name is here and is imported when it is first used, so that `import brim` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from brim.errors import (
+        BrimError as BrimError,
+        ChildError as ChildError,
+        ConfigError as ConfigError,
+        OutOfMemoryError as OutOfMemoryError,
+        RecordError as RecordError,
+        RunError as RunError,
+        UnknownNameError as UnknownNameError,
+        UnsupportedError as UnsupportedError,
+        UsageError as UsageError,
+        is_out_of_memory as is_out_of_memory,
+        out_of_memory_family as out_of_memory_family,
+    )
+    from brim.machine.budget import ForkServer as ForkServer, Outcome as Outcome, run as run, run_command as run_command
+    from brim.machine.catalogue import GPUChoice as GPUChoice, find_gpu as find_gpu, gpus as gpus
+    from brim.machine.detect import detect as detect
+    from brim.machine.device import (
+        CpuDevice as CpuDevice,
+        Device as Device,
+        Reading as Reading,
+        TorchDevice as TorchDevice,
+    )
+    from brim.machine.environment import Environment as Environment, env as env
+    from brim.machine.recorded import RecordedDevice as RecordedDevice, Recorder as Recorder, Recording as Recording
+    from brim.machine.records import GPU as GPU, Accelerator as Accelerator, Host as Host, Machine as Machine
+    from brim.records import (
+        Candidate as Candidate,
+        LedgerEntry as LedgerEntry,
+        Measurement as Measurement,
+        MemoryPrediction as MemoryPrediction,
+        Plan as Plan,
+        SpeedPrediction as SpeedPrediction,
+        Trial as Trial,
+    )
+    from brim.sizes import format_bytes as format_bytes, parse_size as parse_size
+    from brim.workload.cards import ModelCard as ModelCard, models as models
+    from brim.workload.parameters import count_parameters as count_parameters
+    from brim.workload.records import Configuration as Configuration, Workload as Workload
+    from brim.workload.resolve import Model as Model, find_model as find_model
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "brim.errors": (
+        "BrimError", "ChildError", "ConfigError", "OutOfMemoryError", "RecordError", "RunError", "UnknownNameError",
+        "UnsupportedError", "UsageError", "is_out_of_memory", "out_of_memory_family",
+    ),
+    "brim.machine.budget": ("ForkServer", "Outcome", "run", "run_command"),
+    "brim.machine.catalogue": ("GPUChoice", "find_gpu", "gpus"),
+    "brim.machine.detect": ("detect",),
+    "brim.machine.device": ("CpuDevice", "Device", "Reading", "TorchDevice"),
+    "brim.machine.environment": ("Environment", "env"),
+    "brim.machine.recorded": ("RecordedDevice", "Recorder", "Recording"),
+    "brim.machine.records": ("GPU", "Accelerator", "Host", "Machine"),
+    "brim.records": (
+        "Candidate", "LedgerEntry", "Measurement", "MemoryPrediction", "Plan", "SpeedPrediction", "Trial",
+    ),
+    "brim.sizes": ("format_bytes", "parse_size"),
+    "brim.workload.cards": ("ModelCard", "models"),
+    "brim.workload.parameters": ("count_parameters",),
+    "brim.workload.records": ("Configuration", "Workload"),
+    "brim.workload.resolve": ("Model", "find_model"),
+}  # fmt: skip
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted([*_HOME_OF, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'brim' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

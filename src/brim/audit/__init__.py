@@ -1,0 +1,1 @@
+"""`brim doctor` and `brim observe`: source, config, run and ledger."""

@@ -1,0 +1,117 @@
+"""The command line: one file a verb, and the conventions of all verbs once.
+
+    __init__.py   main: the verbs found lazily, errors mapped to exit codes
+    _verbs.py     the list of verbs, grouped as the help shows them
+    _command.py   what every verb shares: --json, --config, --lang, translated help
+    _config.py    the config file: default < file < flag, unknown keys refused with a suggestion
+    _output.py    data on stdout, the rest on stderr; tables and bars
+    _home.py      bare `brim`
+    env.py ...    one file a verb
+
+Heavy imports happen inside the verb that needs them: `brim --help` answers in under 0.2 s.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from brim import locale
+from brim.cli._command import Brim, speak_click
+from brim.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, BrimError, UsageError
+from brim.locale import _
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def entry() -> NoReturn:
+    """The console script."""
+    code = main()
+    # The reader of a pipe may be gone by now; Python would complain about that while it flushes at exit.
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _silence_stdout()
+    sys.exit(code)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 done, 1 failed or does not fit, 2 wrong usage, 130 interrupted."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        _choose_language(given)
+        result = Brim().main(args=given, prog_name="brim", standalone_mode=False)
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        _complain(_("Interrupted."))
+        return EXIT_INTERRUPTED
+    except click.ClickException as error:
+        return _usage(error)
+    except BrimError as error:
+        _complain(error.message, error.hint)
+        _show_traceback()
+        return error.exit_code
+    except BrokenPipeError:
+        _silence_stdout()
+        return EXIT_OK
+    except Exception as error:  # noqa: BLE001 (the last line of defence: a defect of brim, told as one)
+        _complain(
+            _("This is a defect of brim: {kind}: {why}").format(kind=type(error).__name__, why=error),
+            _("BRIM_DEBUG=1 shows where it happened; please report it with the output of `brim env`."),
+        )
+        _show_traceback()
+        return EXIT_FAILED
+    return result if isinstance(result, int) else EXIT_OK
+
+
+def _choose_language(arguments: list[str]) -> None:
+    """Before anything is parsed or printed, since help and errors speak too: --lang, then BRIM_LANG, then the locale."""
+    asked = os.environ.get("BRIM_LANG") or None
+    for index, word in enumerate(arguments):
+        if word == "--":
+            break
+        if word == "--lang" and index + 1 < len(arguments):
+            asked = arguments[index + 1]
+        elif word.startswith("--lang="):
+            asked = word.removeprefix("--lang=")
+    language = locale.normalise(asked) if asked else locale.language_of_environment()
+    locale.activate(language or "en")
+    speak_click()
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character shows a question mark; it never ends the command.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    if language is None:
+        known = ", ".join(locale.LANGUAGES)
+        raise UsageError(_("brim does not speak {language!r}; it speaks {known}.").format(language=asked, known=known))
+
+
+def _usage(error: click.ClickException) -> int:
+    """Click's errors in brim's form: one message, and what to type next."""
+    hint = None
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        hint = _("`{command} --help` shows what it takes.").format(command=error.ctx.command_path)
+    _complain(error.format_message(), hint)
+    _show_traceback()
+    return EXIT_USAGE
+
+
+def _complain(message: str, hint: str | None = None) -> None:
+    click.echo(f"brim: {message}", err=True)
+    if hint:
+        click.echo(f"  {hint}", err=True)
+
+
+def _show_traceback() -> None:
+    if os.environ.get("BRIM_DEBUG", "") not in {"", "0"}:
+        click.echo(traceback.format_exc(), err=True)
+
+
+def _silence_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

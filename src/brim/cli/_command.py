@@ -1,0 +1,239 @@
+"""What every verb shares, implemented once.
+
+A verb's file defines `command` with the `verb` decorator; the options `--json`, `--config` and `--lang` come with it. Help texts are
+marked with `N_` where they are written and translated when they are shown, because the language is only known then.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from brim import locale
+from brim.cli._config import defaults_from
+from brim.cli._verbs import GROUPS, VERBS
+from brim.errors import UsageError
+from brim.locale import N_, _
+from brim.sizes import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_SETTINGS: dict[str, Any] = {
+    "help_option_names": ["-h", "--help"],
+    # `--min_memory` as well as `--min-memory`: configs and Python spell it so.
+    "token_normalize_func": lambda word: word.replace("_", "-"),
+    "max_content_width": 120,
+}
+
+
+class Option(click.Option):
+    """An option whose help is translated when shown, and which a config file may spell in further ways."""
+
+    def __init__(self, *names: Any, config_names: Sequence[str] = (), **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        self.config_names = tuple(config_names)
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """The two columns of help, in the language in force."""
+        english = self.help
+        self.help = _(english or "")
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.help = english
+
+
+class Size(click.ParamType[int]):
+    """A SIZE in bytes: `600MiB`, `2GiB`, `1.5GB`, or an integer."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Bytes."""
+        try:
+            return parse_size(value)
+        except UsageError as error:
+            self.fail(f"{error.message} {error.hint}", param, ctx)
+
+
+class Command(click.Command):
+    """A verb."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.params += [
+            Option(["--json", "as_json"], is_flag=True, help=N_("Print one JSON document and nothing else.")),
+            Option(
+                ["--config"],
+                metavar="FILE",
+                help=N_("YAML file with defaults for the options; a flag wins over it."),
+                expose_value=False,
+            ),
+            _language_option(),
+        ]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the config file's values between the defaults and the flags, then parse."""
+        path = _value_of("--config", args) or os.environ.get("BRIM_CONFIG")
+        if path and not ctx.resilient_parsing:
+            ctx.default_map = defaults_from(path, self, ctx)
+        return super().parse_args(ctx, args)
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        """Click's own option, with its text in our catalogue."""
+        return _translated_help(super().get_help_option(ctx))
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The docstring, in the language in force."""
+        english = self.help
+        self.help = _(english or "")
+        try:
+            super().format_help_text(ctx, formatter)
+        finally:
+            self.help = english
+
+
+def verb(help_text: str) -> Callable[[Callable[..., Any]], Command]:
+    """Make a function the command of its file: its name is the verb's."""
+    return click.command(cls=Command, help=help_text, context_settings=_SETTINGS)
+
+
+def option(*names: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`click.option` with a translated help text and `config_names`."""
+    return click.option(*names, cls=Option, **settings)
+
+
+class Brim(click.Group):
+    """`brim` itself: finds its verbs by name, imports only the one that is called."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "brim",
+            invoke_without_command=True,
+            context_settings=_SETTINGS,
+            callback=_bare,
+            params=[
+                Option(
+                    ["--version"],
+                    is_flag=True,
+                    is_eager=True,
+                    expose_value=False,
+                    callback=_version,
+                    help=N_("Show the version."),
+                ),
+                _language_option(),
+            ],
+        )
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every verb of this version."""
+        del ctx
+        return [name for name, known in VERBS.items() if known.is_here]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The verb's command, imported now."""
+        del ctx
+        known = VERBS.get(cmd_name)
+        if known is None:
+            return None
+        if not known.is_here:
+            here = ", ".join(name for name, each in VERBS.items() if each.is_here)
+            text = _("`brim {verb}` is not in this version yet. This one has: {here}.")
+            raise UsageError(text.format(verb=cmd_name, here=here))
+        command: click.Command = importlib.import_module(known.module).command
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb, or name the nearest one."""
+        name = args[0]
+        if name not in VERBS and not name.startswith("-"):
+            near = difflib.get_close_matches(name, VERBS, n=1)
+            text = _("There is no command {name!r}.").format(name=name)
+            if near:
+                text += " " + _("Did you mean {near!r}?").format(near=near[0])
+            raise click.UsageError(text, ctx)
+        return super().resolve_command(ctx, args)
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        """Click's own option, with its text in our catalogue."""
+        return _translated_help(super().get_help_option(ctx))
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """`brim VERB ...`."""
+        formatter.write_usage(ctx.command_path, "VERB [OPTIONS] ...")
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """What brim is, in two sentences."""
+        del ctx
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(
+                _(
+                    "Fine-tune language models at the largest batch your hardware can hold: predicted before you pay, proven while it runs."
+                )
+            )
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The verbs by group, then the few options."""
+        width = max(len(name) for name in VERBS) + 1
+        for heading, verbs in GROUPS:
+            with formatter.section(_(heading)):
+                formatter.write_dl([(each.marked_name.ljust(width), _(each.summary)) for each in verbs])
+        if not all(known.is_here for known in VERBS.values()):
+            formatter.write_paragraph()
+            formatter.write_text(_("* not in this version yet"))
+        with formatter.section(_("Options")):
+            formatter.write_dl([row for param in self.get_params(ctx) if (row := param.get_help_record(ctx)) is not None])
+
+
+def speak_click() -> None:
+    """Let click look up its own sentences ("No such option") in brim's catalogue: `_click.py` lists them."""
+    for name in ("core", "decorators", "exceptions", "formatting", "parser", "types"):
+        module = importlib.import_module(f"click.{name}")
+        if hasattr(module, "_"):
+            module._ = locale._  # type: ignore[attr-defined]
+
+
+def _bare(**_parameters: Any) -> None:
+    context = click.get_current_context()
+    if context.invoked_subcommand is None:
+        from brim.cli._home import show
+
+        show()
+
+
+def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value:
+        from importlib import metadata
+
+        click.echo(f"brim {metadata.version('brim')}")
+        ctx.exit()
+
+
+def _language_option() -> Option:
+    # `main` reads it before click parses; it stands here to be accepted and shown.
+    return Option(["--lang"], metavar="LANG", expose_value=False, help=N_("Language of messages: en or zh_CN (also BRIM_LANG)."))
+
+
+def _translated_help(found: click.Option | None) -> click.Option | None:
+    if found is not None:
+        found.help = _("Show this message and exit.")
+    return found
+
+
+def _value_of(name: str, arguments: Sequence[str]) -> str | None:
+    """The value of an option before click parses: the last one given."""
+    value = None
+    for index, word in enumerate(arguments):
+        if word == "--":
+            break
+        if word == name and index + 1 < len(arguments):
+            value = arguments[index + 1]
+        elif word.startswith(f"{name}="):
+            value = word.partition("=")[2]
+    return value

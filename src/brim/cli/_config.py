@@ -1,0 +1,140 @@
+"""The config file: one YAML mapping for all verbs; default < file < flag.
+
+Keys are the names of the options with `_` for `-`, or the names that Transformers and TRL give the same thing where they exist
+(an option lists those as `config_names`). A key that no verb knows is an error with a suggestion, because a misspelt setting that
+is silently ignored is the very thing that brim is against. A key that only another verb uses is said on stderr and passed over.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from brim.cli._output import note
+from brim.cli._verbs import VERBS
+from brim.errors import ConfigError
+from brim.locale import _
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_NOT_FROM_FILES = frozenset({"config", "help"})
+
+
+def defaults_from(path: str, command: click.Command, ctx: click.Context) -> dict[str, Any]:
+    """Read and check the file; what it says for this command, by parameter name, ready to be click's `default_map`."""
+    settings = read_config(path)
+    own = _names(command)
+    defaults: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
+    unused = []
+    for key, value in settings.items():
+        parameter = own.get(key.replace("-", "_"))
+        if parameter is None:
+            if key.replace("-", "_") not in _known_anywhere():
+                raise ConfigError(_unknown_key(path, key, own))
+            unused.append(key)
+            continue
+        assert parameter.name is not None
+        if parameter.name in spelled:
+            text = _("{path}: {first} and {second} set the same thing; keep one.")
+            raise ConfigError(text.format(path=path, first=spelled[parameter.name], second=key))
+        spelled[parameter.name] = key
+        if value is not None:
+            _check(path, key, value, parameter, ctx)
+            defaults[parameter.name] = value
+    if unused:
+        text = _("{path}: not used by `brim {verb}`: {keys}.")
+        note(text.format(path=path, verb=command.name, keys=", ".join(unused)))
+    return defaults
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """The mapping that a YAML file holds; an empty file is an empty mapping."""
+    import yaml
+
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            _("Cannot read the config file {path}: {why}.").format(path=path, why=error.strerror or error)
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(_("The config file {path} is not UTF-8 text.").format(path=path)) from error
+    try:
+        loaded = yaml.load(text, _loader())  # noqa: S506 (a SafeLoader that refuses repeated keys)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = _(", line {line}").format(line=mark.line + 1) if mark is not None else ""
+        why = getattr(error, "problem", None) or str(error)
+        raise ConfigError(
+            _("The config file {path}{line} is not valid YAML: {why}.").format(path=path, line=line, why=why)
+        ) from error
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
+        raise ConfigError(_("The config file {path} should hold lines of `key: value`.").format(path=path))
+    return loaded
+
+
+def _loader() -> type[Any]:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """YAML takes the last of two equal keys in silence; here that is an error."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            seen: set[Any] = set()
+            for key_node, _value in node.value:
+                key = self.construct_object(key_node, deep=deep)
+                if isinstance(key, str) and key in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, _("the key {key!r} stands there twice").format(key=key), key_node.start_mark
+                    )
+                seen.add(key if isinstance(key, str) else id(key_node))
+            return super().construct_mapping(node, deep=deep)
+
+    return Loader
+
+
+def _names(command: click.Command) -> dict[str, click.Parameter]:
+    """Every spelling of a command's settings in a config file."""
+    names: dict[str, click.Parameter] = {}
+    for parameter in command.params:
+        if parameter.name is None or parameter.name in _NOT_FROM_FILES:
+            continue
+        flags = [
+            flag.lstrip("-").replace("-", "_") for flag in parameter.opts + parameter.secondary_opts if flag.startswith("--")
+        ]
+        for name in (parameter.name, *flags, *getattr(parameter, "config_names", ())):
+            names[name] = parameter
+    return names
+
+
+def _known_anywhere() -> set[str]:
+    known: set[str] = set()
+    for verb in VERBS.values():
+        if verb.is_here:
+            known |= set(_names(importlib.import_module(verb.module).command))
+    return known
+
+
+def _unknown_key(path: str, key: str, own: Mapping[str, click.Parameter]) -> str:
+    near = difflib.get_close_matches(key.replace("-", "_"), list(own) + sorted(_known_anywhere()), n=1)
+    text = _("{path}: there is no setting {key!r}.").format(path=path, key=key)
+    return text + (" " + _("Did you mean {near!r}?").format(near=near[0]) if near else "")
+
+
+def _check(path: str, key: str, value: Any, parameter: click.Parameter, ctx: click.Context) -> None:
+    """Let the option's own type judge the value, and name the file instead of a flag that nobody typed."""
+    if isinstance(value, dict) or (isinstance(value, list) and not (parameter.multiple or parameter.nargs != 1)):
+        text = _("{path}: {key} takes one value, and the file gives {found}.")
+        raise ConfigError(text.format(path=path, key=key, found=_("a mapping") if isinstance(value, dict) else _("a list")))
+    try:
+        parameter.type_cast_value(ctx, value)
+    except click.BadParameter as error:
+        raise ConfigError(_("{path}: {key}: {why}").format(path=path, key=key, why=error.message)) from error

@@ -1,0 +1,58 @@
+"""What leaves a command: data on stdout, everything else on stderr; `--json` prints one document.
+
+Colour and bars help the eye and carry no meaning alone. rich honours NO_COLOR and FORCE_COLOR; a pipe gets plain text, wide enough
+that no column is cut.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.console import RenderableType
+
+_PIPE_COLUMNS = 240
+
+
+def note(text: str) -> None:
+    """A remark for the person, not for the program that reads stdout."""
+    click.echo(text, err=True)
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """One JSON document on stdout."""
+    click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def show(*renderables: RenderableType) -> None:
+    """Tables and text on stdout."""
+    from rich.console import Console
+
+    if sys.stdout.isatty() or "FORCE_COLOR" in os.environ:
+        console = Console(file=sys.stdout, highlight=False, emoji=False, markup=False)
+        for renderable in renderables:
+            console.print(renderable)
+        return
+    # For a pipe or a file: no column cut, no trailing blanks.
+    width = int(os.environ.get("COLUMNS", "")) if os.environ.get("COLUMNS", "").isdecimal() else _PIPE_COLUMNS
+    text = io.StringIO()
+    plain = Console(file=text, highlight=False, emoji=False, markup=False, width=width, no_color=True)
+    for renderable in renderables:
+        plain.print(renderable)
+    for line in text.getvalue().splitlines():
+        click.echo(line.rstrip())
+
+
+def bar(share: float, *, width: int = 20) -> str:
+    """A share of 1 as a bar of eighths of a character: the length says it, the number beside it is exact."""
+    eighths = round(max(0.0, min(1.0, share)) * width * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")).ljust(width)

@@ -1,0 +1,76 @@
+"""The verbs, in the groups and the order in which help shows them. A verb whose file is not there yet says so when it is called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from brim.locale import N_
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One command: its name and what it answers, known without importing it."""
+
+    name: str
+    summary: str
+
+    @property
+    def module(self) -> str:
+        """Where its `command` is."""
+        return f"brim.cli.{self.name}"
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this version of brim has it."""
+        return find_spec(self.module) is not None
+
+    @property
+    def marked_name(self) -> str:
+        """The name, with an asterisk if this version does not have it."""
+        return self.name if self.is_here else f"{self.name}*"
+
+
+GROUPS: tuple[tuple[str, tuple[Verb, ...]], ...] = (
+    (
+        N_("Before you train"),
+        (
+            Verb("estimate", N_("How many bytes exactly this configuration uses, by kind and by phase.")),
+            Verb("plan", N_("Which configuration trains fastest within the memory, at the batch you ask for.")),
+            Verb("probe", N_("What this machine really does: largest batch, fastest batch, best loader.")),
+        ),
+    ),
+    (
+        N_("Train"),
+        (
+            Verb("train", N_("Train; survive running out of memory inside the step; prove the batch in force.")),
+            Verb("watch", N_("See a run live in the terminal.")),
+            Verb("report", N_("A plan, a probe or a run as one offline HTML page.")),
+            Verb("demo", N_("What brim can do, shown on this machine's CPU.")),
+        ),
+    ),
+    (
+        N_("Your existing script"),
+        (
+            Verb("doctor", N_("What in a script, config or run silently changes the batch, and how to mend it.")),
+            Verb("observe", N_("What batch is really in force in somebody else's script.")),
+        ),
+    ),
+    (
+        N_("Custom models"),
+        (
+            Verb("verify", N_("Is a model right at batch sizes above 1? Five proofs.")),
+            Verb("stitch", N_("Join layers of several pretrained models into one that trains at any batch size.")),
+        ),
+    ),
+    (
+        N_("Catalogues and bug reports"),
+        (
+            Verb("gpus", N_("The GPUs that brim knows, with their facts.")),
+            Verb("models", N_("The models that brim knows without a download, with their parameter counts.")),
+            Verb("env", N_("This machine and this installation: the block for a bug report.")),
+        ),
+    ),
+)
+
+VERBS: dict[str, Verb] = {verb.name: verb for _heading, verbs in GROUPS for verb in verbs}

@@ -1,0 +1,137 @@
+"""`brim gpus`: the GPU catalogue, and what a `--gpu` would mean."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from brim.cli._command import Size, option, verb
+from brim.cli._output import bar, note, print_json, show
+from brim.locale import N_, _
+from brim.sizes import GIB, format_bytes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from brim.machine.catalogue import GPUChoice
+    from brim.machine.records import GPU
+
+
+@verb(
+    N_(
+        'List the GPUs that brim knows, or show one.\n\nNAME is what --gpu takes everywhere: t4, "RTX 3080 20GB", rtx-3080-20gb*2, or a '
+        "memory size such as 24GiB. A bare name means the commonest variant."
+    )
+)
+@click.argument("name", required=False)
+@option("--vendor", type=click.Choice(["nvidia", "amd", "apple"]), help=N_("Only this vendor's."))
+@option("--min-memory", type=Size(), help=N_("Only cards with at least this much usable memory."))
+@option("--bf16", is_flag=True, help=N_("Only cards that multiply in bfloat16 natively."))
+def command(name: str | None, vendor: str | None, min_memory: int | None, bf16: bool, as_json: bool) -> None:
+    """Print the catalogue, filtered, or one entry."""
+    from brim.machine.catalogue import find_gpu, gpus
+
+    if name is not None:
+        _one(find_gpu(name), as_json)
+        return
+    chosen = [
+        gpu
+        for gpu in gpus()
+        if (vendor is None or gpu.vendor == vendor) and gpu.usable_bytes >= (min_memory or 0) and (gpu.bf16 or not bf16)
+    ]
+    if as_json:
+        print_json({"schema": "brim.gpus/1", "gpus": [dataclasses.asdict(gpu) for gpu in chosen]})
+        return
+    show(_table(chosen))
+    note(_("{count} GPUs. `brim gpus NAME` shows one; --json has all facts.").format(count=len(chosen)))
+
+
+def _one(choice: GPUChoice, as_json: bool) -> None:
+    gpu = choice.gpu
+    if as_json:
+        entry = {**dataclasses.asdict(gpu), "count": choice.count, "assumption": choice.assumption}
+        print_json({"schema": "brim.gpus/1", "gpus": [entry]})
+        return
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 3))
+    for label, value in _facts(choice):
+        grid.add_row(label, value)
+    show(grid)
+    if choice.assumption:
+        note(choice.assumption)
+
+
+def _facts(choice: GPUChoice) -> list[tuple[str, str]]:
+    gpu = choice.gpu
+    measured = _("measured") if gpu.usable_is_measured else _("estimated")
+    rows = [
+        (_("Name"), gpu.name + (f" x {choice.count}" if choice.count > 1 else "")),
+        (_("Device"), gpu.label),
+        (_("Memory"), format_bytes(gpu.memory_bytes)),
+        (_("Usable"), f"{format_bytes(gpu.usable_bytes)} ({measured})"),
+    ]
+    if gpu.compute_capability or gpu.architecture:
+        rows.append((_("Architecture"), gpu.architecture or f"sm_{(gpu.compute_capability or '').replace('.', '')}"))
+    if gpu.dense_flops:
+        rows.append(
+            (
+                _("Dense peak"),
+                ", ".join(f"{number} {flops / 1e12:g}" for number, flops in gpu.dense_flops.items()) + " TFLOP/s",
+            )
+        )
+    if gpu.bandwidth_bytes_per_second:
+        rows.append((_("Memory bandwidth"), f"{gpu.bandwidth_bytes_per_second / 1e9:g} GB/s"))
+    if gpu.host_link and gpu.host_bytes_per_second:
+        rows.append((_("Link to the host"), f"{gpu.host_link}, {gpu.host_bytes_per_second / 1e9:g} GB/s"))
+    if gpu.peer_link and gpu.peer_bytes_per_second:
+        rows.append((_("Link between cards"), f"{gpu.peer_link}, {gpu.peer_bytes_per_second / 1e9:g} GB/s"))
+    if gpu.watts:
+        rows.append((_("Power"), f"{gpu.watts:g} W"))
+    if gpu.vendor != "unknown":
+        rows.append(("bfloat16", _yes(gpu.bf16)))
+        rows.append((_("Flash attention"), _yes(gpu.flash_attention)))
+    if gpu.note:
+        rows.append((_("Note"), gpu.note))
+    return rows
+
+
+def _table(chosen: list[GPU]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading, settings in (
+        (_("Name"), {"no_wrap": True}),
+        (_("Usable"), {"justify": "right"}),
+        ("", {"no_wrap": True}),
+        (_("Arch."), {}),
+        (_("half-precision TFLOP/s"), {"justify": "right"}),
+        ("GB/s", {"justify": "right"}),
+        ("bf16", {}),
+        (_("flash"), {}),
+    ):
+        table.add_column(heading, **settings)
+    largest = max((gpu.usable_bytes for gpu in chosen), default=GIB)
+    for gpu in chosen:
+        half = gpu.dense_flops.get("fp16") or gpu.dense_flops.get("bf16")
+        table.add_row(
+            gpu.name,
+            format_bytes(gpu.usable_bytes),
+            bar(gpu.usable_bytes / largest, width=12),
+            gpu.architecture or f"sm_{(gpu.compute_capability or '').replace('.', '')}",
+            _number(half, 1e12),
+            _number(gpu.bandwidth_bytes_per_second, 1e9),
+            _yes(gpu.bf16),
+            _yes(gpu.flash_attention),
+        )
+    return table
+
+
+def _number(value: Any, unit: float) -> str:
+    return f"{value / unit:.0f}" if value else "-"
+
+
+def _yes(value: bool) -> str:
+    return _("yes") if value else _("no")

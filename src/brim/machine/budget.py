@@ -1,0 +1,395 @@
+"""The budgeted CPU: run a callable or a command in a child process under a hard memory limit, and learn how it ended.
+
+    outcome = run(train_one_step, batch, memory_bytes=parse_size("1GiB"), timeout_seconds=60, preload=("torch",))
+    outcome.verdict   # "ok", "out-of-memory", "killed", "timeout" or "crash"
+
+Signals, exit codes and time-outs are results here, never failures of the tool, and the parent is unharmed by all of them. A budget
+means what the work itself may take: it counts from the child's footprint after imports and one warm-up. A command has no such moment
+that could be seen from outside, so there the limit counts the whole process.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from brim.errors import ChildError, OutOfMemoryError, UnsupportedError, UsageError, out_of_memory_family
+from brim.locale import _
+from brim.machine import child
+from brim.machine.child import Ended, Returned, Started, Task, kill_group, receive, send
+from brim.machine.host import oom_kills
+from brim.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+Verdict = Literal["ok", "out-of-memory", "killed", "timeout", "crash"]
+
+# glibc keeps freed memory unless told otherwise; with these, headroom over the tensors' own peak is 2.5-6.4 % instead of
+# 13-47 %, and runs repeat (docs/log.md).
+MALLOC_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+_TAIL_BYTES = 64 * 1024
+_EXIT_GRACE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a child process ended."""
+
+    verdict: Verdict
+    value: Any = None
+    """What the callable returned."""
+    message: str = ""
+    """One sentence for a person; empty where all went well."""
+    family: str | None = None
+    """Out of memory: who said so (`brim.errors.out_of_memory_family`)."""
+    traceback: str = ""
+    """Crash and out-of-memory: the child's Python traceback, as far as there is one."""
+    signal: int | None = None
+    exit_code: int | None = None
+    stdout: str = ""
+    stderr: str = ""
+    """The last 64 KiB of what the child printed."""
+    seconds: float = 0.0
+    footprint_bytes: int | None = None
+    """Private writable memory of the child when the limit was set."""
+    limit_bytes: int | None = None
+    """The limit that was in force: footprint and budget together."""
+    peak_bytes: int | None = None
+    """Largest resident memory of the child, where it lived to tell."""
+
+    def unwrap(self) -> Any:
+        """The value, or the error that fits the verdict."""
+        if self.verdict == "ok":
+            return self.value
+        if self.verdict == "out-of-memory":
+            raise OutOfMemoryError(self.message, family=self.family)
+        raise ChildError(self.message)
+
+
+def run(
+    function: Callable[..., Any],
+    /,
+    *arguments: Any,
+    memory_bytes: int | None = None,
+    timeout_seconds: float | None = None,
+    preload: Sequence[str] = (),
+    warm_up: Callable[[], Any] | None = None,
+    **keywords: Any,
+) -> Outcome:
+    """Run one callable in a child of its own. For several in a row, `ForkServer` pays for the imports once."""
+    with ForkServer() as server:
+        return server.run(
+            function, *arguments,
+            memory_bytes=memory_bytes, timeout_seconds=timeout_seconds, preload=preload, warm_up=warm_up, **keywords,
+        )  # fmt: skip
+
+
+class ForkServer:
+    """A process that has imported everything and computed nothing; every `run` is one fork of it.
+
+    The first run pays for importing `preload`; the later ones start in milliseconds. One task runs at a time.
+    """
+
+    def __init__(self, *, environment: Mapping[str, str] | None = None) -> None:
+        if not hasattr(os, "fork"):
+            raise UnsupportedError(_("Trial runs in child processes need fork, which this platform does not have."))
+        self._lock = threading.Lock()
+        self._environment = dict(environment or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        /,
+        *arguments: Any,
+        memory_bytes: int | None = None,
+        timeout_seconds: float | None = None,
+        preload: Sequence[str] = (),
+        warm_up: Callable[[], Any] | None = None,
+        **keywords: Any,
+    ) -> Outcome:
+        """Run `function(*arguments, **keywords)` in a fork.
+
+        `memory_bytes` is what it may take above its footprint after `preload` is imported and `warm_up` has run; `timeout_seconds`
+        counts from the fork. The callable and its arguments must be importable from a module, as for any child process.
+        """
+        if memory_bytes is not None:
+            _require_data_limit()
+        payload = _pickle(function, arguments, keywords, warm_up)
+        with self._lock, tempfile.TemporaryDirectory(prefix="brim-") as folder:
+            task = Task(
+                payload=payload,
+                preload=tuple(preload),
+                sys_path=tuple(sys.path),
+                main=_main_module() if b"__main__" in payload else {},
+                memory_bytes=memory_bytes,
+                folder=folder,
+            )
+            kills_before, began = oom_kills(), time.monotonic()
+            status, timed_out = self._exchange(task, timeout_seconds)
+            returned = _returned(Path(folder) / "result")
+            facts: dict[str, Any] = {
+                "stdout": _tail(Path(folder) / "stdout"),
+                "stderr": _tail(Path(folder) / "stderr"),
+                "seconds": time.monotonic() - began,
+                "footprint_bytes": returned.footprint_bytes if returned else None,
+                "limit_bytes": returned.limit_bytes if returned else None,
+                "peak_bytes": returned.peak_bytes if returned else None,
+            }
+        if timed_out:
+            return Outcome(verdict="timeout", message=_timeout_message(timeout_seconds), **facts)
+        if returned is not None:
+            return _outcome_of_return(returned, memory_bytes, facts)
+        return _outcome_of_status(status, oom_kills() > kills_before, facts)
+
+    def close(self) -> None:
+        """End the server, and whatever still runs in it."""
+        if self._process is None or self._connection is None:
+            return
+        self._connection.close()
+        try:
+            self._process.wait(timeout=_EXIT_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            kill_group(self._process.pid)
+            self._process.wait()
+        self._process = self._connection = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        self.close()
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """The server, started if there is none: at first, and after one that died (a preloaded module may crash it)."""
+        if self._process is not None and self._connection is not None:
+            return self._process, self._connection
+        self._connection, theirs = socket.socketpair()
+        # The very brim that runs here, also from a source tree that is not installed, and without touching PYTHONPATH.
+        source = str(Path(__file__).parents[2])
+        program = f"import sys; sys.path.insert(0, {source!r}); from brim.machine import child; child.serve({theirs.fileno()})"
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **MALLOC_ENVIRONMENT, **self._environment},
+                # Ctrl-C in the terminal reaches the parent, which decides what becomes of its children.
+                start_new_session=True,
+            )
+        return self._process, self._connection
+
+    def _exchange(self, task: Task, timeout_seconds: float | None) -> tuple[int, bool]:
+        """Send the task and follow it to its end: its wait status, and whether it ran out of time."""
+        process, connection = self._start()
+        pid: int | None = None
+        timed_out = False
+        try:
+            connection.settimeout(None)
+            send(connection, task)
+            while True:
+                try:
+                    message = receive(connection)
+                except TimeoutError:
+                    assert pid is not None
+                    timed_out = True
+                    kill_group(pid)
+                    connection.settimeout(None)
+                    continue
+                if isinstance(message, Started):
+                    pid = message.pid
+                    connection.settimeout(timeout_seconds)
+                elif isinstance(message, Ended):
+                    return message.status, timed_out
+        except (EOFError, ConnectionError, pickle.UnpicklingError):
+            # The server itself is gone: its own end is the answer.
+            status = _wait_status(process.wait())
+            self.close()
+            return status, False
+        except BaseException:
+            if pid is not None:
+                kill_group(pid)
+            self.close()
+            raise
+
+
+def run_command(
+    command: Sequence[str],
+    *,
+    memory_bytes: int | None = None,
+    timeout_seconds: float | None = None,
+    environment: Mapping[str, str] | None = None,
+    folder: str | Path | None = None,
+) -> Outcome:
+    """Run a command in a child; `memory_bytes` limits the whole process (and, separately, each process that it starts)."""
+    if memory_bytes is not None:
+        _require_data_limit()
+    kills_before, began = oom_kills(), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="brim-") as scratch:
+        stdout, stderr = Path(scratch) / "stdout", Path(scratch) / "stderr"
+        with stdout.open("wb") as out, stderr.open("wb") as err:
+            process = subprocess.Popen(
+                [sys.executable, child.__file__, str(memory_bytes or 0), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                cwd=folder,
+                env={**os.environ, **MALLOC_ENVIRONMENT, **(environment or {})},
+                start_new_session=True,
+            )
+            timed_out = False
+            try:
+                process.wait(timeout=timeout_seconds)
+            except subprocess.TimeoutExpired:
+                timed_out = True
+            finally:
+                kill_group(process.pid)
+                process.wait()
+        facts: dict[str, Any] = {
+            "stdout": _tail(stdout),
+            "stderr": _tail(stderr),
+            "seconds": time.monotonic() - began,
+            "limit_bytes": memory_bytes,
+        }
+    if timed_out:
+        return Outcome(verdict="timeout", message=_timeout_message(timeout_seconds), **facts)
+    if process.returncode == 0:
+        return Outcome(verdict="ok", exit_code=0, **facts)
+    return _outcome_of_status(_wait_status(process.returncode), oom_kills() > kills_before, facts)
+
+
+def explain_signal(number: int) -> str:
+    """A sentence on a child that a signal ended."""
+    name = signal.Signals(number).name if number in signal.valid_signals() else str(number)
+    text = _("The child process was ended by signal {number} ({name}).").format(number=number, name=name)
+    reason = {
+        signal.SIGILL: _(
+            "The processor does not have an instruction that it was given. Some virtual machines report AMX and do not have it, and "
+            "bfloat16 then dies so: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment before the start."
+        ),
+        signal.SIGKILL: _("Usually that is the kernel's out-of-memory killer, a job scheduler, or a person."),
+        signal.SIGBUS: _("Usually /dev/shm or the disk behind a memory-mapped file is full."),
+        signal.SIGSEGV: _("A native library crashed; what it printed is in stderr."),
+        signal.SIGABRT: _("A native library gave up; what it printed is in stderr."),
+    }.get(signal.Signals(number) if number in signal.valid_signals() else signal.SIGTERM)
+    return f"{text} {reason}" if reason else text
+
+
+def _outcome_of_return(returned: Returned, memory_bytes: int | None, facts: dict[str, Any]) -> Outcome:
+    if returned.error is None:
+        assert returned.value is not None
+        return Outcome(verdict="ok", value=pickle.loads(returned.value), exit_code=0, **facts)  # noqa: S301 (our own child)
+    if returned.family is not None:
+        budget = _(" under a budget of {size}").format(size=format_bytes(memory_bytes)) if memory_bytes else ""
+        message = _("Out of memory{budget}: {error}").format(budget=budget, error=_first_line(returned.error))
+        return Outcome(
+            verdict="out-of-memory",
+            message=message,
+            family=returned.family,
+            traceback=returned.traceback,
+            exit_code=1,
+            **facts,
+        )
+    message = _("The child process failed: {error}").format(error=_first_line(returned.error))
+    return Outcome(verdict="crash", message=message, traceback=returned.traceback, exit_code=1, **facts)
+
+
+def _outcome_of_status(status: int, oom_killed: bool, facts: dict[str, Any]) -> Outcome:
+    """Judge a child that died without telling: by signal, by the kernel's counter, by what it printed last."""
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    code = None if number is not None else os.WEXITSTATUS(status)
+    stderr = facts["stderr"]
+    # A native library that cannot allocate prints and aborts (std::bad_alloc, libgomp) and no Python exception is seen.
+    family = "killed" if number == signal.SIGKILL and oom_killed else None
+    if number in {None, signal.SIGABRT}:
+        family = out_of_memory_family(stderr)
+    if family is not None:
+        told = _("the kernel's out-of-memory killer ended the child process") if family == "killed" else _last_line(stderr)
+        message = _("Out of memory{budget}: {error}").format(budget="", error=told)
+        return Outcome(
+            verdict="out-of-memory",
+            message=message,
+            family=family,
+            traceback=stderr,
+            signal=number,
+            exit_code=code,
+            **facts,
+        )
+    if number is not None:
+        return Outcome(verdict="killed", message=explain_signal(number), traceback=stderr, signal=number, **facts)
+    message = _("The child process ended with exit code {code}: {error}").format(code=code, error=_last_line(stderr))
+    return Outcome(verdict="crash", message=message, traceback=stderr, exit_code=code, **facts)
+
+
+def _pickle(*parts: object) -> bytes:
+    try:
+        return pickle.dumps(parts)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UsageError(
+            _("This cannot be sent to a child process: {why}.").format(why=error),
+            hint=_("Define the function in a module (not in a notebook, a lambda or another function), and give it plain data."),
+        ) from error
+
+
+def _main_module() -> dict[str, str]:
+    """How a child may import what lives in this process's `__main__`, as multiprocessing's spawn does."""
+    from multiprocessing import spawn
+
+    data = spawn.get_preparation_data("brim")
+    return {key: value for key, value in data.items() if key.startswith("init_main")}
+
+
+def _wait_status(return_code: int) -> int:
+    """Subprocess's return code, as waitpid would have said it."""
+    return -return_code if return_code < 0 else return_code << 8
+
+
+def _require_data_limit() -> None:
+    if sys.platform != "linux":
+        raise UnsupportedError(
+            _("A memory budget on the CPU needs Linux: only there does RLIMIT_DATA limit what a process allocates."),
+            hint=_("Leave out --memory, or run in a Linux container."),
+        )
+
+
+def _timeout_message(seconds: float | None) -> str:
+    return _("The child process took longer than {seconds:g} s and was ended.").format(seconds=seconds)
+
+
+def _returned(path: Path) -> Returned | None:
+    if not path.exists():
+        return None
+    with path.open("rb") as stream:
+        returned = pickle.load(stream)  # noqa: S301 (our own child wrote it a moment ago, into a private folder)
+    assert isinstance(returned, Returned)
+    return returned
+
+
+def _tail(path: Path) -> str:
+    if not path.exists():
+        return ""
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        stream.seek(max(0, size - _TAIL_BYTES))
+        return stream.read().decode("utf-8", errors="replace")
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else _("it printed nothing")

@@ -1,0 +1,333 @@
+"""The child's side of `budget.py`: a process that has imported everything and computed nothing, and forks one child per task.
+
+Why a process between: forking after torch has run parallel work hangs (the OpenMP pool does not survive a fork), and importing
+torch afresh for every task costs seconds. So the server imports, never computes, and every task starts as its fork.
+
+Why `RLIMIT_DATA`: it counts the private writable memory of one process, which is where tensors live, and a request beyond it
+fails as an allocation that can be caught, instead of drawing the kernel's OOM killer. The limit is set after imports and one warm-up,
+so that a budget means what the work itself may take.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_HEADER = struct.Struct("!Q")
+_PR_SET_PDEATHSIG = 1
+_POLL_MILLISECONDS = 10
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the server is asked to run in a fork."""
+
+    payload: bytes
+    """The pickled callable with its arguments and its warm-up."""
+    preload: tuple[str, ...]
+    sys_path: tuple[str, ...]
+    main: dict[str, str]
+    """How to import the parent's `__main__`, where the callable lives in it."""
+    memory_bytes: int | None
+    folder: str
+    """Where the fork leaves its `result`, `stdout` and `stderr`."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """The fork exists."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The callable came back, with a value or with an exception told in words."""
+
+    value: bytes | None = None
+    error: str | None = None
+    family: str | None = None
+    traceback: str = ""
+    footprint_bytes: int | None = None
+    limit_bytes: int | None = None
+    peak_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The fork is gone; `status` as waitpid gives it."""
+
+    status: int
+
+
+def send(connection: socket.socket, message: object) -> None:
+    """One message: its length, then the pickle. Both ends are brim itself."""
+    data = pickle.dumps(message)
+    connection.sendall(_HEADER.pack(len(data)) + data)
+
+
+def receive(connection: socket.socket) -> Any:
+    """The next message; EOFError when the other end is gone."""
+    (length,) = _HEADER.unpack(_exactly(connection, _HEADER.size))
+    return pickle.loads(_exactly(connection, length))  # noqa: S301 (from our own parent or child, over a socket pair)
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        part = connection.recv(min(count - len(parts), 1 << 20))
+        if not part:
+            raise EOFError
+        parts += part
+    return bytes(parts)
+
+
+def serve(descriptor: int) -> None:
+    """Take one task after the other from the socket of this number, until the parent closes its end."""
+    connection = socket.socket(fileno=descriptor)
+    while True:
+        try:
+            task = receive(connection)
+        except EOFError:
+            return
+        assert isinstance(task, Task)
+        # Modules that the parent can import from where it stands must be importable here too.
+        sys.path[:] = task.sys_path
+        for module in task.preload:
+            # A module that cannot be imported is the task's failure, told with its traceback, not the server's.
+            with contextlib.suppress(Exception):
+                importlib.import_module(module)
+        pid = os.fork()
+        if pid == 0:
+            connection.close()
+            _run_and_exit(task)
+        send(connection, Started(pid))
+        send(connection, Ended(_wait(connection, pid)))
+
+
+def _wait(connection: socket.socket, pid: int) -> int:
+    """Wait for the fork; if the parent goes away first, end the fork and this server with it."""
+    parent = select.poll()
+    parent.register(connection, select.POLLIN | select.POLLHUP)
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            kill_group(pid)  # what the fork itself has started, a DataLoader's workers for example, ends with it
+            return status
+        if parent.poll(_POLL_MILLISECONDS) and not connection.recv(1, socket.MSG_PEEK):
+            kill_group(pid)
+            os._exit(1)
+
+
+def kill_group(pid: int) -> None:
+    """End a process and all that it has started."""
+    for end in (os.killpg, os.kill):  # a fork that has not come to setsid yet has no group of its own
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            end(pid, signal.SIGKILL)
+
+
+def _run_and_exit(task: Task) -> None:
+    """The life of one fork. Never returns into the server's loop."""
+    code = 1
+    try:
+        os.setsid()
+        die_with_parent()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        _redirect(task)
+        returned = _perform(task)
+        # By a file that appears complete or not at all: a fork may be killed at any moment, in the middle of a message too.
+        part = Path(task.folder, "result.part")
+        part.write_bytes(pickle.dumps(returned))
+        part.replace(Path(task.folder, "result"))
+        code = 0 if returned.error is None else 1
+    except BaseException:  # noqa: BLE001 (nothing may escape into the server's loop)
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _perform(task: Task) -> Returned:
+    footprint = limit = None
+    try:
+        for module in task.preload:
+            importlib.import_module(module)
+        function, arguments, keywords, warm_up = _load(task)
+        _warm_up(warm_up)
+        if task.memory_bytes is not None:
+            footprint = data_bytes()
+            limit = footprint + task.memory_bytes
+            set_data_limit(limit)
+        try:
+            value = function(*arguments, **keywords)
+        finally:
+            # Telling what happened takes memory too, and it is not the task's.
+            set_data_limit(None)
+        answer = pickle.dumps(value)
+    except SystemExit as error:
+        if error.code in (None, 0):
+            return Returned(
+                value=pickle.dumps(None), footprint_bytes=footprint, limit_bytes=limit, peak_bytes=peak_resident_bytes()
+            )
+        return _failure(error, footprint, limit)
+    except BaseException as error:  # noqa: BLE001 (a result, not a failure of the tool)
+        return _failure(error, footprint, limit)
+    return Returned(value=answer, footprint_bytes=footprint, limit_bytes=limit, peak_bytes=peak_resident_bytes())
+
+
+def _failure(error: BaseException, footprint: int | None, limit: int | None) -> Returned:
+    from brim.errors import out_of_memory_family
+
+    told = "".join(traceback.format_exception(error))
+    # The frames of the failed work hold its tensors; they are not needed any more.
+    traceback.clear_frames(error.__traceback__)
+    return Returned(
+        error=f"{type(error).__name__}: {error}" if str(error) else type(error).__name__,
+        family=out_of_memory_family(error),
+        traceback=told,
+        footprint_bytes=footprint,
+        limit_bytes=limit,
+        peak_bytes=peak_resident_bytes(),
+    )
+
+
+def _load(task: Task) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Callable[[], Any] | None]:
+    if task.main:
+        from multiprocessing import spawn
+
+        spawn.prepare(dict(task.main))
+    loaded: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Callable[[], Any] | None]
+    loaded = pickle.loads(task.payload)  # noqa: S301 (from our own parent, over a socket pair)
+    return loaded
+
+
+def _warm_up(warm_up: Callable[[], Any] | None) -> None:
+    """Bring the process to its working footprint: thread pools exist, lazy imports are done, freed memory is given back."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        warm_up_torch(torch)
+    if warm_up is not None:
+        warm_up()
+    gc.collect()
+    give_back_memory()
+
+
+def warm_up_torch(torch: Any) -> None:
+    """Start torch's thread pools: a limit set before the OpenMP pool exists ends the process with "Thread creation failed"."""
+    with torch.enable_grad():
+        weight = torch.ones(256, 256, requires_grad=True)
+        (torch.ones(1024, 256) @ weight).relu().sum().backward()
+        torch.ones(1 << 20).add_(1).sum().item()
+
+
+def data_bytes() -> int:
+    """Private writable memory of this process: what RLIMIT_DATA counts. Linux only."""
+    found = _status_bytes("VmData")
+    assert found is not None
+    return found
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM now."""
+    found = _status_bytes("VmRSS")
+    if found is None:
+        import psutil
+
+        found = int(psutil.Process().memory_info().rss)
+    return found
+
+
+def peak_resident_bytes() -> int | None:
+    """Largest resident memory of this process since its start, or since `forget_peak`."""
+    found = _status_bytes("VmHWM")
+    if found is not None:
+        return found
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def forget_peak() -> None:
+    """Linux: let `peak_resident_bytes` count from here."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def _status_bytes(field: str) -> int | None:
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
+
+
+def set_data_limit(limit_bytes: int | None) -> None:
+    """Set the soft limit on private writable memory, or lift it. The hard limit stays: it is the administrator's."""
+    import resource
+
+    _soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    soft = hard if limit_bytes is None else limit_bytes
+    if hard != resource.RLIM_INFINITY and soft != resource.RLIM_INFINITY:
+        soft = min(soft, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def give_back_memory() -> None:
+    """Ask glibc to return free memory to the system, so that the footprint holds nothing that is free."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def die_with_parent() -> None:
+    """Linux: be killed when the parent dies, however it dies."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _redirect(task: Task) -> None:
+    import faulthandler
+
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        opened = os.open(Path(task.folder, name), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    # A fatal signal leaves the Python stack in stderr, and so in the outcome.
+    faulthandler.enable(file=2)
+
+
+def execute(limit_bytes: int | None, command: list[str]) -> None:
+    """Become another program, under the limit."""
+    die_with_parent()
+    if limit_bytes is not None:
+        set_data_limit(limit_bytes)
+    try:
+        os.execvp(command[0], command)  # noqa: S606 (a list, never a shell)
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)  # noqa: T201
+        os._exit(127)
+
+
+if __name__ == "__main__":
+    # Run by its path, so that no trace of brim's own import path reaches the command: `child.py LIMIT COMMAND ...`, 0 for no limit.
+    execute(int(sys.argv[1]) or None, sys.argv[2:])

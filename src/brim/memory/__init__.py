@@ -1,0 +1,1 @@
+"""How many bytes: trace -> kernels -> allocator -> peaks per phase and kind. Exact, and without a GPU."""

@@ -1,0 +1,1 @@
+"""Measure: one child process a trial, search, loader tuner, result cache."""

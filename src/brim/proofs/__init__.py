@@ -1,0 +1,1 @@
+"""The five proofs behind `brim verify`: causality, batch, pad, pack, accumulation."""

@@ -1,0 +1,247 @@
+"""The three records that pass between rooms: Plan, Measurement, and the entries of a Ledger.
+
+Every picture and every audit is a pure view of these, so it can be redrawn later, elsewhere, without the hardware. Bytes are
+integers, seconds are floats, tokens count what the loss or the padding really held.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from brim.machine.records import Machine
+from brim.record import STRICT, Record
+from brim.workload.records import Configuration, Workload
+from brim.workload.words import Bytes, Count, Kind, Phase, PositiveInt, Seconds
+
+
+def _from_word(value: object) -> object:
+    return float(value) if value in {"NaN", "Infinity", "-Infinity"} else value
+
+
+Real = Annotated[float, BeforeValidator(_from_word)]
+"""A float that may be NaN or infinite: losses and gradient norms are, when a run diverges, and a ledger must be able to say so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPrediction:
+    """Peak memory of one configuration on one device."""
+
+    __pydantic_config__ = STRICT
+
+    peak_allocated_bytes: Bytes
+    """Largest sum of blocks that the allocator handed out."""
+    peak_reserved_bytes: Bytes
+    """Largest sum of segments that the allocator took from the device."""
+    peak_device_bytes: Bytes
+    """What nvidia-smi would show: reserved, context, workspaces outside the allocator, communication libraries."""
+    smallest_surviving_limit_bytes: Bytes
+    """The smallest device limit under which the step still runs, cached segments being given back when it is tight."""
+    limit_bytes: Bytes
+    fits: bool
+    peak_phase: Phase
+    by_phase: dict[Phase, Bytes] = field(default_factory=dict)
+    by_kind: dict[Kind, Bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedPrediction:
+    """Predicted time of one configuration on one machine."""
+
+    __pydantic_config__ = STRICT
+
+    step_seconds: Seconds
+    """One optimizer step, accumulation included."""
+    tokens_per_second: Annotated[float, Field(ge=0)]
+    """Real tokens, padding not counted, over all ranks."""
+    epoch_seconds: Seconds | None = None
+    steps_per_epoch: PositiveInt | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate(Configuration):
+    """A configuration with what is predicted of it, and why it stands where it stands."""
+
+    memory: MemoryPrediction | None = None
+    speed: SpeedPrediction | None = None
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Record):
+    """The answer of `brim plan`: the workload, the machine, the configuration chosen, what else was considered, and why."""
+
+    schema: ClassVar[str] = "brim.plan/1"
+
+    workload: Workload
+    machine: Machine
+    fits: bool
+    best: Candidate | None
+    """None where nothing fits; `alternatives` then holds the nearest that would, on other terms."""
+    alternatives: tuple[Candidate, ...] = ()
+    considered: Count = 0
+    elapsed_seconds: Seconds = 0.0
+    assumptions: tuple[str, ...] = ()
+    brim_version: str = ""
+
+    def __post_init__(self) -> None:
+        if self.fits and self.best is None:
+            raise ValueError("a plan that fits names its best configuration")
+        if self.best is not None and self.best.effective_batch != self.workload.effective_batch:
+            raise ValueError(
+                f"the plan's effective batch is {self.best.effective_batch}, "
+                f"and the workload asked for {self.workload.effective_batch}"
+            )
+
+
+Verdict = Literal["ok", "out-of-memory", "thrashing", "crash", "killed", "timeout"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One child process that really ran one size."""
+
+    __pydantic_config__ = STRICT
+
+    micro_batch: PositiveInt
+    max_length: PositiveInt
+    verdict: Verdict
+    phase: Phase | None = None
+    """Where it failed; None if it did not."""
+    steps: Count = 0
+    """Optimizer steps that completed."""
+    peak_allocated_bytes: Bytes | None = None
+    peak_reserved_bytes: Bytes | None = None
+    peak_device_bytes: Bytes | None = None
+    step_seconds: Seconds | None = None
+    """Median of the synchronised steps after warm-up."""
+    wait_seconds: Seconds | None = None
+    """Of that, waiting for data."""
+    tokens_per_second: Annotated[float, Field(ge=0)] | None = None
+    allocator_retries: Count = 0
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AffineFit:
+    """Measured peak bytes as a function of the micro-batch: `base_bytes + bytes_per_sequence * micro_batch`."""
+
+    __pydantic_config__ = STRICT
+
+    base_bytes: float
+    bytes_per_sequence: float
+    residual_bytes: float
+    """Largest distance of a measured point from the line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proven:
+    """A size that was run, and what it did."""
+
+    __pydantic_config__ = STRICT
+
+    micro_batch: PositiveInt
+    tokens_per_second: Annotated[float, Field(ge=0)]
+    peak_bytes: Bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderSettings:
+    """DataLoader settings that were measured, and the share of time that the step still waits for data."""
+
+    __pydantic_config__ = STRICT
+
+    num_workers: Count
+    prefetch_factor: PositiveInt | None = None
+    pin_memory: bool = False
+    wait_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(Record):
+    """The answer of `brim probe`: what was run, trial by trial, what it used and took."""
+
+    schema: ClassVar[str] = "brim.probe/1"
+
+    workload: Workload
+    machine: Machine
+    trials: tuple[Trial, ...]
+    largest: Proven | None = None
+    fastest: Proven | None = None
+    fit: AffineFit | None = None
+    predicted: MemoryPrediction | None = None
+    """What `brim estimate` said of the largest size, to be held against what was measured."""
+    loader: LoaderSettings | None = None
+    complete: bool = True
+    """False after an interruption or a limit on trials or time: the trials stand, the search did not finish."""
+    elapsed_seconds: Seconds = 0.0
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ran = {trial.micro_batch for trial in self.trials if trial.verdict == "ok"}
+        for name, proven in (("largest", self.largest), ("fastest", self.fastest)):
+            if proven is not None and proven.micro_batch not in ran:
+                raise ValueError(f"{name} is {proven.micro_batch}, a size that no trial ran")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """One micro-batch as it ran: its padded shape."""
+
+    __pydantic_config__ = STRICT
+
+    rank: Count
+    sequences: PositiveInt
+    length: PositiveInt
+    """Tokens per row, padding included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """One out-of-memory that was survived inside a step."""
+
+    __pydantic_config__ = STRICT
+
+    rank: Count
+    phase: Phase
+    sequences: PositiveInt
+    """Size of the micro-batch that failed."""
+    into: PositiveInt
+    """Number of micro-batches that took its place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerEntry(Record):
+    """One optimizer step: what was promised and what happened. One JSON line of `ledger.jsonl`."""
+
+    schema: ClassVar[str] = "brim.ledger/1"
+
+    kind: Literal["step"] = "step"
+    step: PositiveInt
+    """Optimizer steps since the start of training, this one included."""
+    epoch: Annotated[float, Field(ge=0)]
+    promised_sequences: PositiveInt
+    sequence_ids: tuple[Count, ...]
+    sequences: Count
+    tokens: Count
+    """Real tokens, padding not counted."""
+    padded_tokens: Count
+    """Tokens of the padded shapes: what the device computed."""
+    supervised_tokens: Count
+    """Target tokens that the loss counted, over all micro-batches and ranks: the one divisor of the step."""
+    slices: tuple[Slice, ...] = ()
+    splits: tuple[Split, ...] = ()
+    peak_allocated_bytes: Bytes | None = None
+    peak_reserved_bytes: Bytes | None = None
+    compute_seconds: Seconds
+    wait_seconds: Seconds
+    loss: Real | None = None
+    grad_norm: Real | None = None
+    learning_rate: Annotated[float, Field(ge=0)] | None = None
+
+    def kept(self) -> bool:
+        """Whether the step held exactly the sequences that were promised, each once."""
+        return self.promised_sequences == self.sequences == len(set(self.sequence_ids)) == len(self.sequence_ids)

@@ -1,0 +1,1 @@
+"""How many seconds: flops and bytes of the same trace, roofline, calibration by measurement."""

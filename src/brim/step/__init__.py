@@ -1,0 +1,1 @@
+"""The promise: global batch -> ranks -> micro-batches, accumulation, recovery from out-of-memory, ledger."""

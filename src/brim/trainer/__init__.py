@@ -1,0 +1,1 @@
+"""Run: the Trainer mixin, the data pipeline, checkpoints and resume."""

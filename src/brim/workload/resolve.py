@@ -1,0 +1,302 @@
+"""From what a person types to a model: a catalogue name, a Hub id, a folder, a `config.json`, or `module:function`.
+
+A folder that exists goes first, then the catalogue, then the Hub's cache on this disk, and the network last. Nothing here loads weights,
+and no code of a model's author runs unless `trust_remote_code` says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from brim.errors import RunError, UnknownNameError, UsageError
+from brim.locale import _
+from brim.workload.cards import ModelCard, find_card, nearest_models
+from brim.workload.parameters import count_parameters, supported_model_types
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Origin = Literal["catalogue", "folder", "config", "hub", "function"]
+
+_FUNCTION = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<function>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
+_HUB_ID = re.compile(r"[\w.\-]+/[\w.\-]+")
+_WEIGHTS = ("*.safetensors", "*.bin")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model that was found, and what is known of it before it is built."""
+
+    given: str
+    """What the user typed."""
+    origin: Origin
+    name: str
+    config: Mapping[str, Any] | None = None
+    """The content of its config.json; None for a function."""
+    class_name: str | None = None
+    card: ModelCard | None = None
+    folder: Path | None = None
+    has_weights: bool = False
+    """Whether weights lie beside the config, so that it can be trained and not only planned."""
+    trust_remote_code: bool = False
+    factory: Callable[[], Any] | None = field(default=None, repr=False)
+
+    def parameters(self) -> int:
+        """Parameters of the class, tied weights once: from the catalogue, by formula, or by building it on no memory."""
+        if self.card is not None:
+            return self.card.parameters
+        if self.config is not None and self.class_name and self.config.get("model_type") in supported_model_types():
+            try:
+                return count_parameters(self.config, self.class_name)
+            except UsageError:
+                pass  # a head that no formula knows: build it
+        return sum(parameter.numel() for parameter in self.build("meta").parameters())
+
+    def build(self, device: str = "meta") -> nn.Module:
+        """The module with fresh weights: on `meta` it takes no memory."""
+        import torch
+
+        with torch.device(device):
+            if self.factory is not None:
+                return self._call_factory()
+            return self._build_from_config()
+
+    def _call_factory(self) -> nn.Module:
+        from torch import nn
+
+        assert self.factory is not None
+        try:
+            module = self.factory()
+        except Exception as error:
+            raise RunError(_("{given} failed: {why}.").format(given=self.given, why=_told(error))) from error
+        if not isinstance(module, nn.Module):
+            text = _("{given} returned {kind}, and a torch.nn.Module is needed.")
+            raise UsageError(text.format(given=self.given, kind=type(module).__name__))
+        return module
+
+    def _build_from_config(self) -> nn.Module:
+        import transformers
+
+        assert self.config is not None
+        facts = dict(self.config)
+        try:
+            if self.folder is not None and self.trust_remote_code:
+                config = transformers.AutoConfig.from_pretrained(self.folder, trust_remote_code=True)
+                automatic: Any = transformers.AutoModelForCausalLM
+                built: nn.Module = automatic.from_config(config, trust_remote_code=True)
+                return built
+            config = transformers.AutoConfig.for_model(**facts)
+            model: nn.Module = self._class(config)(config)
+        except (UsageError, MemoryError):
+            raise
+        except Exception as error:
+            text = _("transformers {version} cannot build {name}: {why}.")
+            raise UsageError(text.format(version=transformers.__version__, name=self.name, why=_told(error))) from error
+        return model
+
+    def _class(self, config: Any) -> type[Any]:
+        import transformers
+
+        found = getattr(transformers, self.class_name or "", None)
+        if found is None:
+            mapping = transformers.AutoModelForCausalLM._model_mapping  # noqa: SLF001 (there is no public look-up)
+            found = mapping.get(type(config), None)
+        if not isinstance(found, type):
+            text = _("{name}: its class {class_name} is not in transformers {version}.")
+            raise UsageError(text.format(name=self.name, class_name=self.class_name, version=transformers.__version__))
+        return found
+
+
+def find_model(given: str, *, trust_remote_code: bool = False) -> Model:
+    """Find the model that `given` names; an error that lists the nearest names where there is none."""
+    text = given.strip()
+    if not text:
+        raise UsageError(_("A model is needed: a catalogue name, a Hub id, a folder, a config.json or module:function."))
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return _of_folder(text, path, trust_remote_code)
+    if path.is_file():
+        return _of_config_file(text, path, trust_remote_code)
+    card = find_card(text)
+    if card is not None:
+        return Model(
+            given=text, origin="catalogue", name=card.name, config={**card.config, "architectures": [card.class_name]},
+            class_name=card.class_name, card=card,
+        )  # fmt: skip
+    match = _FUNCTION.fullmatch(text)
+    if match is not None:
+        return _of_function(text, match["module"], match["function"])
+    if text.endswith(".json") or text.startswith(("./", "../", "/", "~")):
+        raise UsageError(_("There is no file or folder {path}.").format(path=text))
+    return _of_hub(text, trust_remote_code)
+
+
+def _of_folder(given: str, folder: Path, trust_remote_code: bool) -> Model:
+    config_file = folder / "config.json"
+    if not config_file.is_file():
+        if (folder / "adapter_config.json").is_file():
+            base = _read_json(folder / "adapter_config.json").get("base_model_name_or_path", "?")
+            text = _("{path} holds a PEFT adapter, not a model; its base model is {base}.")
+            raise UsageError(
+                text.format(path=given, base=base), hint=_("Give the base model, or merge the adapter into it first.")
+            )
+        found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:6]) or _("nothing")
+        raise UsageError(
+            _("{path} is not a model folder: it has no config.json (it has: {found}).").format(path=given, found=found),
+            hint=_("A model folder is what save_pretrained writes; for planning, config.json alone is enough."),
+        )
+    has_weights = any(next(folder.glob(pattern), None) is not None for pattern in _WEIGHTS)
+    return _of_config(given, "folder", config_file, trust_remote_code, folder=folder, has_weights=has_weights)
+
+
+def _of_config_file(given: str, path: Path, trust_remote_code: bool) -> Model:
+    if path.suffix != ".json":
+        text = _("{path} is a file, and not a config.json.")
+        raise UsageError(text.format(path=given), hint=_("Give the folder of the model, or its config.json."))
+    return _of_config(given, "config", path, trust_remote_code, folder=path.parent)
+
+
+def _of_config(
+    given: str,
+    origin: Origin,
+    path: Path,
+    trust_remote_code: bool,
+    *,
+    folder: Path | None = None,
+    has_weights: bool = False,
+) -> Model:
+    config = _read_json(path)
+    if not isinstance(config.get("model_type"), str):
+        raise UsageError(_("{path} does not describe a model: it has no model_type.").format(path=path))
+    if "auto_map" in config and not trust_remote_code and not _known_to_transformers(config["model_type"]):
+        raise UsageError(
+            _("{name} needs Python code from its own folder, which brim does not run unasked.").format(name=given),
+            hint=_("Read that code, then pass trust_remote_code (--trust-remote-code)."),
+        )
+    architectures = config.get("architectures") or []
+    return Model(
+        given=given, origin=origin, name=given, config=config,
+        class_name=architectures[0] if architectures and isinstance(architectures[0], str) else _default_class(config),
+        folder=folder, has_weights=has_weights, trust_remote_code=trust_remote_code,
+    )  # fmt: skip
+
+
+def _of_function(given: str, module_name: str, function_name: str) -> Model:
+    # The current folder is importable, as it is for `python -m`.
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and module_name.startswith(error.name):
+            text = _("There is no module {module} in the current folder or among the installed packages.")
+            raise UsageError(text.format(module=module_name)) from error
+        raise RunError(_("Importing {module} failed: {why}.").format(module=module_name, why=_told(error))) from error
+    except Exception as error:
+        raise RunError(_("Importing {module} failed: {why}.").format(module=module_name, why=_told(error))) from error
+    for part in function_name.split("."):
+        if not hasattr(found, part):
+            names = [name for name in vars(found) if not name.startswith("_") and callable(getattr(found, name))]
+            text = _("{module} has no {function}; it has: {names}.")
+            raise UsageError(text.format(module=module_name, function=function_name, names=", ".join(names[:8]) or "-"))
+        found = getattr(found, part)
+    if not callable(found):
+        raise UsageError(_("{given} is not a function.").format(given=given))
+    return Model(given=given, origin="function", name=given, factory=found)
+
+
+def _of_hub(given: str, trust_remote_code: bool) -> Model:
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(given, "config.json") if re.fullmatch(r"[\w.\-]+(/[\w.\-]+)?", given) else None
+    if isinstance(cached, str):
+        return _of_config(given, "hub", Path(cached), trust_remote_code, folder=Path(cached).parent)
+    if _HUB_ID.fullmatch(given) is None:
+        raise _unknown(given, _("There is no model {given!r} in the catalogue, and no such folder.").format(given=given))
+    path = _download_config(given)
+    return _of_config(given, "hub", path, trust_remote_code, folder=path.parent)
+
+
+def _download_config(given: str) -> Path:
+    from huggingface_hub import errors, hf_hub_download
+
+    try:
+        return Path(hf_hub_download(given, "config.json"))
+    except errors.GatedRepoError as error:
+        text = _("{given} is gated on the Hub, and not in brim's catalogue.")
+        hint = _("Ask for access on its page and log in with `hf auth login`, or give a folder with its config.json.")
+        raise _unknown(given, text.format(given=given), hint) from error
+    except errors.RepositoryNotFoundError as error:
+        raise _unknown(given, _("The Hub has no model {given}, or it is private.").format(given=given)) from error
+    except errors.EntryNotFoundError as error:
+        # LocalEntryNotFoundError is a subclass: not cached, and the network was not to be used or not to be had.
+        offline = isinstance(error, errors.LocalEntryNotFoundError)
+        text = (
+            _("{given} is not in brim's catalogue, not on this disk, and the Hub was not reached.")
+            if offline
+            else _("{given} has no config.json on the Hub.")
+        )
+        raise _unknown(given, text.format(given=given)) from error
+    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
+        text = _("{given} is not in brim's catalogue, and the Hub did not give its config.json: {why}.")
+        raise _unknown(given, text.format(given=given, why=_told(error))) from error
+
+
+def _unknown(given: str, message: str, hint: str | None = None) -> UnknownNameError:
+    nearest = nearest_models(given)
+    if nearest:
+        message += " " + _("Nearest: {names}.").format(names=", ".join(nearest))
+    return UnknownNameError(
+        message,
+        nearest=nearest,
+        hint=hint or _("`brim models` lists the catalogue; a folder, a config.json or module:function works too."),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(_("Cannot read {path}: {why}.").format(path=path, why=error.strerror or error)) from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(_("{path} is not valid JSON: {why}.").format(path=path, why=error)) from error
+    if not isinstance(data, dict):
+        raise UsageError(_("{path} does not describe a model: it has no model_type.").format(path=path))
+    return data
+
+
+def _known_to_transformers(model_type: str) -> bool:
+    if model_type in supported_model_types():
+        return True
+    from transformers.models.auto import configuration_auto
+
+    return model_type in configuration_auto.CONFIG_MAPPING_NAMES
+
+
+def _default_class(config: Mapping[str, Any]) -> str | None:
+    """A config.json without `architectures`: the class that the family's own task has."""
+    from transformers.models.auto import modeling_auto
+
+    for mapping in (
+        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_MAPPING_NAMES,
+    ):
+        found = mapping.get(config["model_type"])
+        if found is not None:
+            return str(found[0] if isinstance(found, tuple) else found)
+    return None
+
+
+def _told(error: BaseException) -> str:
+    first = str(error).strip().partition("\n")[0].rstrip(".")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
