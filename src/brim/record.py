@@ -135,6 +135,9 @@ def _describe(error: ValidationError, where: str) -> str:
         text = _("{where}: unknown field {field!r}.").format(where=where, field=field)
     elif kind in {"missing", "missing_argument", "missing_keyword_only_argument"}:
         text = _("{where}: the field {field!r} is missing.").format(where=where, field=field)
+    elif kind == "value_error":
+        # Our own __post_init__: fields that contradict each other.
+        text = _("{where}: {field}: {why}.").format(where=where, field=field, why=first["ctx"]["error"])
     else:
         text = _("{where}: {field}: {why} (found {value}).").format(
             where=where, field=field, why=first["msg"], value=_shorten(first["input"])

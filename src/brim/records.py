@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
+from brim.locale import _
 from brim.machine.records import Machine
 from brim.record import STRICT, Record
 from brim.workload.records import Configuration, Workload
@@ -88,12 +89,10 @@ class Plan(Record):
 
     def __post_init__(self) -> None:
         if self.fits and self.best is None:
-            raise ValueError("a plan that fits names its best configuration")
+            raise ValueError(_("a plan that fits names its best configuration"))
         if self.best is not None and self.best.effective_batch != self.workload.effective_batch:
-            raise ValueError(
-                f"the plan's effective batch is {self.best.effective_batch}, "
-                f"and the workload asked for {self.workload.effective_batch}"
-            )
+            text = _("the plan's effective batch is {found}, and the workload asked for {asked}")
+            raise ValueError(text.format(found=self.best.effective_batch, asked=self.workload.effective_batch))
 
 
 Verdict = Literal["ok", "out-of-memory", "thrashing", "crash", "killed", "timeout"]
@@ -184,7 +183,8 @@ class Measurement(Record):
         ran = {trial.micro_batch for trial in self.trials if trial.verdict == "ok"}
         for name, proven in (("largest", self.largest), ("fastest", self.fastest)):
             if proven is not None and proven.micro_batch not in ran:
-                raise ValueError(f"{name} is {proven.micro_batch}, a size that no trial ran")
+                text = _("{name} is {size}, a size that no trial ran")
+                raise ValueError(text.format(name=name, size=proven.micro_batch))
 
 
 @dataclass(frozen=True, kw_only=True)

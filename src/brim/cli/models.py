@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @verb(
     N_(
-        "List the models that brim knows without a download, or show one.\n\nNAME is what MODEL means everywhere: a catalogue name, a Hub id, "
-        "a folder, a config.json, or module:function that returns a torch module (the current folder is importable)."
+        "List the models that brim knows without a download, or show one.\n\nNAME is what MODEL means everywhere: a catalogue name, "
+        "a Hub id, a folder, a config.json, or module:function that returns a torch module (the current folder is importable)."
     )
 )
 @click.argument("name", required=False)

@@ -4,7 +4,7 @@ Every sentence that a person reads goes through `_`; a sentence that must be wri
 decorator, a table of constants) is marked with `N_` and goes through `_` when it is printed. Values enter by `str.format` after the
 look-up, never by an f-string, so that the catalogue sees whole sentences.
 
-`brim.po` beside this file is edited by hand, `brim.mo` is compiled from it by `make translations`; a test keeps both complete.
+`zh_CN/LC_MESSAGES/brim.po` is edited by hand, `brim.mo` is compiled from it by `make translations`; a test keeps both complete.
 """
 
 from __future__ import annotations

@@ -132,9 +132,9 @@ def _index() -> tuple[dict[str, GPU], dict[str, GPU]]:
     for gpu in gpus():
         for name in (gpu.name, gpu.label, *gpu.aliases):
             names.setdefault(_key(name), gpu)
+            names.setdefault(_key(name).removeprefix("rtx"), gpu)  # "4060 ti 16gb", as people say it
         if gpu.commonest:
             families.setdefault(_key(gpu.family), gpu)
-            # "3090" alone, as people say it.
             families.setdefault(_key(gpu.family).removeprefix("rtx"), gpu)
     # A bare name that is also an alias means the family, so that the choice of a variant is said aloud.
     for key, gpu in families.items():

@@ -11,99 +11,10 @@ families apart is where they put biases and how many norms they keep, and that i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from brim.errors import UsageError
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-# The width of a head in these families where config.json is silent; all others divide the width by the heads.
-_HEAD_DIM = {"gemma": 256, "gemma2": 256, "gemma3_text": 256, "glm": 128, "glm4": 128, "gpt_oss": 64, "qwen3": 128}
-
-
-class Facts:
-    """A config.json, read by name. The same fact has several names in the wild (`hidden_size`, `d_model`, `n_embd`)."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._config = config
-
-    def size(self, *names: str, default: int | None = None) -> int:
-        """The first of these names that the config holds. A key set to null counts as absent, as in transformers."""
-        for name in names:
-            value = self._config.get(name)
-            if isinstance(value, int):
-                return value
-            if value is not None:
-                raise UsageError(f"the config's {name} should be a whole number, and is {value!r}")
-        if default is None:
-            raise UsageError(f"the config of a {self.model_type!r} model needs {names[0]!r} to count its parameters")
-        return default
-
-    def flag(self, name: str, *, default: bool) -> bool:
-        """Whether the config says so; `default` where it is silent."""
-        value = self._config.get(name)
-        return default if value is None else bool(value)
-
-    def words(self, name: str) -> list[str]:
-        """A list of words; DeBERTa's config files write it as "c2p|p2c" too."""
-        value = self._config.get(name) or []
-        return [word.strip().lower() for word in (value.split("|") if isinstance(value, str) else value)]
-
-    def integers(self, name: str) -> list[int]:
-        """A list of whole numbers, empty where the config is silent."""
-        return list(self._config.get(name) or [])
-
-    @property
-    def model_type(self) -> str:
-        """The architecture, by transformers' name."""
-        return str(self._config.get("model_type"))
-
-    @property
-    def width(self) -> int:
-        """The width of the hidden state."""
-        return self.size("hidden_size", "d_model", "n_embd", "n_embed", "dim")
-
-    @property
-    def inner(self) -> int:
-        """The width inside the MLP."""
-        return self.size("intermediate_size", "n_inner", "ffn_dim", "d_ff", "hidden_dim")
-
-    @property
-    def layers(self) -> int:
-        """How many blocks."""
-        return self.size("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-
-    @property
-    def heads(self) -> int:
-        """How many heads ask."""
-        return self.size("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
-
-    @property
-    def kv_heads(self) -> int:
-        """How many heads answer: fewer than `heads` where groups of them share keys and values."""
-        return self.size("num_key_value_heads", default=self.heads)
-
-    @property
-    def head_dim(self) -> int:
-        """The width of a head."""
-        return self.size("head_dim", default=_HEAD_DIM.get(self.model_type, self.width // self.heads))
-
-    @property
-    def vocabulary(self) -> int:
-        """How many words the embedding knows."""
-        return self.size("vocab_size")
-
-    @property
-    def positions(self) -> int:
-        """The longest sequence that the model takes."""
-        return self.size("max_position_embeddings", "n_positions", "n_ctx")
-
-    @property
-    def labels(self) -> int:
-        """Classes of a classifier: `num_labels`, or as many as config.json names, or transformers' default."""
-        named = len(self._config.get("id2label") or ())
-        return self.size("num_labels", default=named or (3 if self.model_type == "bart" else 2))
+    from brim.workload.facts import Facts
 
 
 def linear(n_in: int, n_out: int, *, bias: bool = False) -> int:
@@ -363,7 +274,7 @@ def deberta_embeddings(c: Facts) -> int:
 
 def reach(c: Facts) -> int:
     """How far apart two tokens may be before DeBERTa takes them for equally far; the table has rows for either side."""
-    positions = c.size("max_relative_positions", default=-1)
+    positions = c.size("max_relative_positions", default=-1, least=-1)
     return positions if positions > 0 else c.positions
 
 

@@ -21,8 +21,10 @@ from enum import Enum
 from typing import Any
 
 from brim.errors import UsageError
+from brim.locale import _
 from brim.workload import architectures as body
-from brim.workload.architectures import Facts, linear, norm
+from brim.workload.architectures import linear, norm
+from brim.workload.facts import Facts
 
 Formula = Callable[[Facts], int]
 
@@ -53,10 +55,12 @@ def count_parameters(config: Mapping[str, Any], class_name: str) -> int:
     family = _FAMILIES.get(facts.model_type)
     if family is None:
         known = ", ".join(sorted(_FAMILIES))
-        raise UsageError(f"no formula counts the parameters of a {facts.model_type!r} model; known types are {known}")
+        text = _("No formula counts the parameters of a {model_type!r} model; known types are {known}.")
+        raise UsageError(text.format(model_type=facts.model_type, known=known))
     head = next(head for head in Head if class_name.endswith(head.value))
     if head not in family.heads:
-        raise UsageError(f"no formula counts the parameters of the {facts.model_type!r} class {class_name!r}")
+        text = _("No formula counts the parameters of the {model_type!r} class {class_name!r}.")
+        raise UsageError(text.format(model_type=facts.model_type, class_name=class_name))
     return family.body(facts) + family.heads[head](facts)
 
 

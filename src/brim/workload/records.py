@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from brim.locale import _
 from brim.record import STRICT, Record
 from brim.workload.words import (
     Attention,
@@ -84,11 +85,11 @@ class Workload(Record):
 
     def __post_init__(self) -> None:
         if self.target_length is not None and self.task != "seq2seq":
-            raise ValueError(f"target_length belongs to seq2seq, and the task is {self.task}")
+            raise ValueError(_("target_length belongs to seq2seq, and the task is {task}").format(task=self.task))
         if self.task == "seq2seq" and self.target_length is None:
-            raise ValueError("a seq2seq workload needs target_length")
+            raise ValueError(_("a seq2seq workload needs target_length"))
         if self.method == "full" and (self.lora_rank or self.lora_targets):
-            raise ValueError("lora_rank and lora_targets belong to LoRA methods, and the method is full")
+            raise ValueError(_("lora_rank and lora_targets belong to LoRA methods, and the method is full"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,20 +130,31 @@ class Configuration(Record):
         if not self.slices:
             product = self.micro_batch * self.accumulation * self.world_size
             if product != self.effective_batch:
+                text = _(
+                    "micro_batch {micro} x accumulation {accumulation} x world_size {world} = {product}, and effective_batch is "
+                    "{effective}: unequal micro-batches need slices"
+                )
                 raise ValueError(
-                    f"micro_batch {self.micro_batch} x accumulation {self.accumulation} x world_size {self.world_size} "
-                    f"= {product}, and effective_batch is {self.effective_batch}: unequal micro-batches need slices"
+                    text.format(
+                        micro=self.micro_batch,
+                        accumulation=self.accumulation,
+                        world=self.world_size,
+                        product=product,
+                        effective=self.effective_batch,
+                    )
                 )
             return
         if len(self.slices) != self.accumulation * self.world_size:
-            raise ValueError(
-                f"{len(self.slices)} slices, and accumulation {self.accumulation} x world_size {self.world_size} "
-                f"needs {self.accumulation * self.world_size}"
-            )
+            text = _("{found} slices, and accumulation {accumulation} x world_size {world} needs {needed}")
+            needed = self.accumulation * self.world_size
+            found = len(self.slices)
+            raise ValueError(text.format(found=found, accumulation=self.accumulation, world=self.world_size, needed=needed))
         if sum(self.slices) != self.effective_batch:
-            raise ValueError(f"the slices sum to {sum(self.slices)}, and effective_batch is {self.effective_batch}")
+            text = _("the slices sum to {sum}, and effective_batch is {effective}")
+            raise ValueError(text.format(sum=sum(self.slices), effective=self.effective_batch))
         if max(self.slices) != self.micro_batch:
-            raise ValueError(f"the largest slice is {max(self.slices)}, and micro_batch is {self.micro_batch}")
+            text = _("the largest slice is {largest}, and micro_batch is {micro}")
+            raise ValueError(text.format(largest=max(self.slices), micro=self.micro_batch))
 
     def slices_of_rank(self, rank: int) -> tuple[int, ...]:
         """The micro-batches of one rank in one optimizer step, in order."""

@@ -90,16 +90,18 @@ class Model:
             if self.folder is not None and self.trust_remote_code:
                 config = transformers.AutoConfig.from_pretrained(self.folder, trust_remote_code=True)
                 automatic: Any = transformers.AutoModelForCausalLM
-                built: nn.Module = automatic.from_config(config, trust_remote_code=True)
-                return built
+                remote: nn.Module = automatic.from_config(config, trust_remote_code=True)
+                return remote
             config = transformers.AutoConfig.for_model(**facts)
-            model: nn.Module = self._class(config)(config)
+            model = self._class(config)(config)
+            _untie_output(model, facts)
         except (UsageError, MemoryError):
             raise
         except Exception as error:
             text = _("transformers {version} cannot build {name}: {why}.")
             raise UsageError(text.format(version=transformers.__version__, name=self.name, why=_told(error))) from error
-        return model
+        built: nn.Module = model
+        return built
 
     def _class(self, config: Any) -> type[Any]:
         import transformers
@@ -276,9 +278,9 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _known_to_transformers(model_type: str) -> bool:
     if model_type in supported_model_types():
         return True
-    from transformers.models.auto import configuration_auto
+    from transformers import CONFIG_MAPPING
 
-    return model_type in configuration_auto.CONFIG_MAPPING_NAMES
+    return model_type in CONFIG_MAPPING
 
 
 def _default_class(config: Mapping[str, Any]) -> str | None:
@@ -295,6 +297,20 @@ def _default_class(config: Mapping[str, Any]) -> str | None:
         if found is not None:
             return str(found[0] if isinstance(found, tuple) else found)
     return None
+
+
+def _untie_output(model: Any, config: Mapping[str, Any]) -> None:
+    """Give the output layer weights of its own where the config says so and transformers tied them all the same.
+
+    transformers 5 builds every T5 tied, and unties it when it loads a checkpoint that has both (T5 1.1, mT5, ByT5, FLAN).
+    """
+    import torch
+
+    if config.get("tie_word_embeddings") is not False or not hasattr(model, "get_output_embeddings"):
+        return
+    output = model.get_output_embeddings()
+    if output is not None and output.weight is model.get_input_embeddings().weight:
+        output.weight = torch.nn.Parameter(output.weight.detach().clone())
 
 
 def _told(error: BaseException) -> str:

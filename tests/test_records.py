@@ -1,0 +1,233 @@
+"""Records are written whole or not at all, read back equal, and refused in words when they are not what they should be."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from brim import (
+    Candidate,
+    Configuration,
+    Host,
+    LedgerEntry,
+    Measurement,
+    MemoryPrediction,
+    Plan,
+    RecordError,
+    RunError,
+    SpeedPrediction,
+    Trial,
+    Workload,
+    find_gpu,
+)
+from brim.record import Record, write_atomically
+from brim.records import AffineFit, LoaderSettings, Proven, Slice, Split
+from brim.workload.records import LengthCount
+
+WORKLOAD = Workload(
+    model="tinyllama", task="causal-lm", effective_batch=64, max_length=2048, method="lora", lora_rank=16, lora_targets=("q_proj",),
+    lengths=(LengthCount(tokens=128, sequences=900), LengthCount(tokens=2048, sequences=100)), samples=1000, learning_rate=1e-4,
+)  # fmt: skip
+MACHINE = dataclasses.replace(
+    find_gpu("rtx-3080-20gb*2").machine(), host=Host(memory_bytes=2**34, available_bytes=2**33, cores=4.0, affinity_cores=4)
+)
+MEMORY = MemoryPrediction(
+    peak_allocated_bytes=10, peak_reserved_bytes=12, peak_device_bytes=14, smallest_surviving_limit_bytes=11, limit_bytes=20,
+    fits=True, peak_phase="backward", by_phase={"forward": 8, "backward": 10}, by_kind={"parameters": 4, "activations": 6},
+)  # fmt: skip
+SPEED = SpeedPrediction(step_seconds=1.5, tokens_per_second=4000.0, epoch_seconds=24.0, steps_per_epoch=16)
+BEST = Candidate(
+    micro_batch=8, accumulation=4, world_size=2, effective_batch=64, precision="amp-fp16", checkpointing="every:2",
+    method="lora", sharding="ddp", num_workers=4, pin_memory=True, prefetch_factor=2, memory=MEMORY, speed=SPEED, reasons=("because",),
+)  # fmt: skip
+PLAN = Plan(workload=WORKLOAD, machine=MACHINE, fits=True, best=BEST, alternatives=(BEST,), considered=300, elapsed_seconds=1.5)
+MEASUREMENT = Measurement(
+    workload=WORKLOAD, machine=MACHINE,
+    trials=(
+        Trial(micro_batch=8, max_length=2048, verdict="ok", steps=3, peak_reserved_bytes=5, step_seconds=0.5),
+        Trial(micro_batch=16, max_length=2048, verdict="out-of-memory", phase="backward", message="CUDA out of memory."),
+    ),
+    largest=Proven(micro_batch=8, tokens_per_second=10.0, peak_bytes=5),
+    fit=AffineFit(base_bytes=1.0, bytes_per_sequence=2.0, residual_bytes=0.0),
+    loader=LoaderSettings(num_workers=2, prefetch_factor=2, wait_fraction=0.01), predicted=MEMORY,
+)  # fmt: skip
+ENTRY = LedgerEntry(
+    step=1, epoch=0.1, promised_sequences=3, sequence_ids=(5, 1, 9), sequences=3, tokens=90, padded_tokens=96, supervised_tokens=60,
+    slices=(Slice(rank=0, sequences=3, length=32),), splits=(Split(rank=0, phase="forward", sequences=3, into=2),),
+    compute_seconds=0.5, wait_seconds=0.0, loss=2.5, grad_norm=1.0, learning_rate=1e-4,
+)  # fmt: skip
+ALL: list[Record] = [WORKLOAD, MACHINE, BEST, PLAN, MEASUREMENT, ENTRY]
+
+
+@pytest.mark.parametrize("record", ALL, ids=lambda record: type(record).__name__)
+def test_a_record_survives_its_file(record: Record, tmp_path: Path) -> None:
+    path = record.write(tmp_path / "deep" / "record.json")
+    assert type(record).read(path) == record
+    assert json.loads(path.read_text())["schema"] == record.schema
+    assert [entry.name for entry in path.parent.iterdir()] == ["record.json"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_diverged_step_can_be_written_down(value: float) -> None:
+    text = dataclasses.replace(ENTRY, loss=value).to_json(indent=None)
+    assert "\n" not in text
+    loss = LedgerEntry.from_json(text).loss
+    assert loss is not None
+    assert math.isnan(loss) if math.isnan(value) else loss == value
+
+
+def _changed(record: Record, **changes: Any) -> str:
+    data = record.to_dict()
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        target = data
+        for part in parents:
+            target = target[part]
+        target[last] = value
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "not valid JSON"),
+        ("{", "not valid JSON"),
+        ("[1]", "a JSON object is expected"),
+        ("{}", 'not a brim file: "schema" should be "brim.plan/1"'),
+        (_changed(PLAN, schema=7), "not a brim file"),
+        (_changed(PLAN, schema="other/1"), "not a brim file"),
+        (MEASUREMENT.to_json(), "holds brim.probe/1, and brim.plan/1 is needed here"),
+        (_changed(PLAN, schema="brim.plan/2"), "written by a newer brim"),
+        (_changed(PLAN, schema="brim.plan/0"), "does not read"),
+        (_changed(PLAN, schema="brim.plan/x"), "does not read"),
+        (_changed(PLAN, extra=1), "unknown field 'extra'"),
+        (_changed(PLAN, best__memory__extra=1), "unknown field 'best.memory.extra'"),
+        (_changed(PLAN, best__micro_batch="8"), "best.micro_batch: Input should be a valid integer (found '8')"),
+        (_changed(PLAN, best__micro_batch=0), "best.micro_batch: Input should be greater than or equal to 1"),
+        (_changed(PLAN, best__precision="fp13"), "best.precision"),
+        (_changed(PLAN, best__checkpointing="every:0"), "best.checkpointing"),
+        (_changed(PLAN, best__micro_batch=9), "= 72, and effective_batch is 64"),
+        (_changed(PLAN, workload__effective_batch=63), "the plan's effective batch is 64, and the workload asked for 63"),
+        (_changed(PLAN, best=None), "names its best configuration"),
+        ("[" * 100_000, "not valid JSON"),
+        ("\x00\xff", "not valid JSON"),
+    ],
+)
+def test_a_broken_or_foreign_plan_is_refused_in_one_sentence(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(RecordError) as caught:
+        Plan.read(path)
+    assert says in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_field_is_named() -> None:
+    data = PLAN.to_dict()
+    del data["workload"]["model"]
+    with pytest.raises(RecordError, match=r"the field 'workload.model' is missing"):
+        Plan.from_json(json.dumps(data))
+
+
+def test_a_file_that_is_not_there_or_is_a_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="Cannot read .*missing.json: No such file"):
+        Plan.read(tmp_path / "missing.json")
+    with pytest.raises(RecordError, match="Cannot read"):
+        Plan.read(tmp_path)
+
+
+def test_a_measurement_never_names_a_size_that_was_not_run() -> None:
+    with pytest.raises(ValueError, match="largest is 16, a size that no trial ran"):
+        dataclasses.replace(MEASUREMENT, largest=Proven(micro_batch=16, tokens_per_second=1.0, peak_bytes=1))
+
+
+def test_a_step_keeps_its_promise_or_not() -> None:
+    assert ENTRY.kept()
+    assert not dataclasses.replace(ENTRY, promised_sequences=4).kept()
+    assert not dataclasses.replace(ENTRY, sequence_ids=(5, 5, 9)).kept()
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.data())
+def test_slices_add_up_to_the_effective_batch_over_ranks(accumulation: int, world: int, data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(0, 6), min_size=accumulation * world, max_size=accumulation * world).filter(any))
+    configuration = Configuration(
+        micro_batch=max(sizes), accumulation=accumulation, world_size=world, effective_batch=sum(sizes), slices=tuple(sizes)
+    )
+    assert [size for rank in range(world) for size in configuration.slices_of_rank(rank)] == sizes
+    with pytest.raises(ValueError, match="effective_batch"):
+        dataclasses.replace(configuration, effective_batch=sum(sizes) + 1)
+
+
+def test_equal_slices_need_no_list() -> None:
+    assert BEST.slices_of_rank(1) == (8, 8, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"target_length": 5}, "belongs to seq2seq"),
+        ({"task": "seq2seq"}, "needs target_length"),
+        ({"method": "full"}, "belong to LoRA"),
+    ],
+)
+def test_a_workload_that_contradicts_itself_is_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        dataclasses.replace(WORKLOAD, **changes)
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text("old")
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match=r"Cannot write .*plan.json: No space left on device"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_target_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="Cannot write"):
+        write_atomically(tmp_path / "file" / "plan.json", "x")
+
+
+def test_a_file_keeps_the_permissions_that_it_had(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text("old")
+    path.chmod(0o640)
+    write_atomically(path, "new")
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_process_killed_while_writing_never_leaves_a_part(tmp_path: Path) -> None:
+    """SIGKILL a process that rewrites one file without pause; a reader always finds a whole document."""
+    path = tmp_path / "record.json"
+    program = (
+        "import sys; from brim.record import write_atomically\n"
+        "n = 0\nwhile True:\n    n += 1\n    write_atomically(sys.argv[1], '{\"text\": \"' + str(n % 10) * 500_000 + '\"}')\n"
+    )
+    for _round in range(3):
+        with subprocess.Popen([sys.executable, "-c", program, str(path)]) as process:
+            deadline = time.monotonic() + 30
+            while not path.exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            for _look in range(20):
+                assert len(json.loads(path.read_bytes())["text"]) == 500_000
+            process.send_signal(signal.SIGKILL)
+        assert len(json.loads(path.read_bytes())["text"]) == 500_000
