@@ -31,8 +31,13 @@ format: $(READY)
 bench: $(READY)  ## benchmarks print ratios and never fail a build
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
-translations: $(READY)  ## compile the Chinese catalogue after editing it
-	@$(BIN)/pybabel compile --domain brim --directory src/brim/locale
+LOCALE := src/brim/locale
+translations: $(READY)  ## bring the Chinese catalogue up to date: new sentences arrive empty, fill them in and run it again
+	@mkdir -p build
+	@$(BIN)/pybabel -q extract --keyword N_ --add-location file --no-wrap --sort-by-file --output-file build/brim.pot src/brim
+	@$(BIN)/pybabel -q update --domain brim --locale zh_CN --input-file build/brim.pot --output-dir $(LOCALE) \
+		--no-fuzzy-matching --ignore-obsolete --ignore-pot-creation-date --no-wrap
+	@$(BIN)/pybabel -q compile --domain brim --directory $(LOCALE)
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("brim needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'

@@ -119,7 +119,7 @@ def _changed(record: Record, **changes: Any) -> str:
         (_changed(PLAN, best__checkpointing="every:0"), "best.checkpointing"),
         (_changed(PLAN, best__micro_batch=9), "= 72, and effective_batch is 64"),
         (_changed(PLAN, workload__effective_batch=63), "the plan's effective batch is 64, and the workload asked for 63"),
-        (_changed(PLAN, best=None), "names its best configuration"),
+        (_changed(PLAN, best=None), "must have best"),
         ("[" * 100_000, "not valid JSON"),
         ("\x00\xff", "not valid JSON"),
     ],

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pydantic import ConfigDict
 
 from brim.errors import RecordError, RunError
-from brim.locale import _
+from brim.locale import _, sentences
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -142,9 +142,8 @@ def _describe(error: ValidationError, where: str) -> str:
         text = _("{where}: {field}: {why} (found {value}).").format(
             where=where, field=field, why=first["msg"], value=_shorten(first["input"])
         )
-    if len(problems) > 1:
-        text += " " + _("({count} more problems.)").format(count=len(problems) - 1)
-    return text
+    more = _("Other fields are wrong too: {count}.").format(count=len(problems) - 1) if len(problems) > 1 else ""
+    return sentences(text, more)
 
 
 def _shorten(value: object) -> str:

@@ -89,7 +89,7 @@ class Plan(Record):
 
     def __post_init__(self) -> None:
         if self.fits and self.best is None:
-            raise ValueError(_("a plan that fits names its best configuration"))
+            raise ValueError(_("a plan with fits = true must have best"))
         if self.best is not None and self.best.effective_batch != self.workload.effective_batch:
             text = _("the plan's effective batch is {found}, and the workload asked for {asked}")
             raise ValueError(text.format(found=self.best.effective_batch, asked=self.workload.effective_batch))

@@ -22,6 +22,7 @@ import click
 
 from brim import locale
 from brim.cli._command import Brim, speak_click
+from brim.cli._output import silence_stdout
 from brim.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, BrimError, UsageError
 from brim.locale import _
 
@@ -36,7 +37,7 @@ def entry() -> NoReturn:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        _silence_stdout()
+        silence_stdout()
     sys.exit(code)
 
 
@@ -57,9 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain(error.message, error.hint)
         _show_traceback()
         return error.exit_code
-    except BrokenPipeError:
-        _silence_stdout()
-        return EXIT_OK
     except Exception as error:  # noqa: BLE001 (the last line of defence: a defect of brim, told as one)
         _complain(
             _("This is a defect of brim: {kind}: {why}").format(kind=type(error).__name__, why=error),
@@ -111,7 +109,3 @@ def _complain(message: str, hint: str | None = None) -> None:
 def _show_traceback() -> None:
     if os.environ.get("BRIM_DEBUG", "") not in {"", "0"}:
         click.echo(traceback.format_exc(), err=True)
-
-
-def _silence_stdout() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -17,7 +17,7 @@ from brim import locale
 from brim.cli._config import defaults_from
 from brim.cli._verbs import GROUPS, VERBS
 from brim.errors import UsageError
-from brim.locale import N_, _
+from brim.locale import N_, _, sentences
 from brim.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Option(click.Option):
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """The two columns of help, in the language in force."""
         english = self.help
-        self.help = _(english or "")
+        self.help = _(english) if english else ""
         try:
             return super().get_help_record(ctx)
         finally:
@@ -58,7 +58,7 @@ class Size(click.ParamType[int]):
         try:
             return parse_size(value)
         except UsageError as error:
-            self.fail(f"{error.message} {error.hint}", param, ctx)
+            self.fail(sentences(error.message, error.hint or ""), param, ctx)
 
 
 class Command(click.Command):
@@ -91,7 +91,7 @@ class Command(click.Command):
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The docstring, in the language in force."""
         english = self.help
-        self.help = _(english or "")
+        self.help = _(english) if english else ""
         try:
             super().format_help_text(ctx, formatter)
         finally:
@@ -154,9 +154,7 @@ class Brim(click.Group):
         if name not in VERBS and not name.startswith("-"):
             near = difflib.get_close_matches(name, VERBS, n=1)
             text = _("There is no command {name!r}.").format(name=name)
-            if near:
-                text += " " + _("Did you mean {near!r}?").format(near=near[0])
-            raise click.UsageError(text, ctx)
+            raise click.UsageError(sentences(text, _("Did you mean {near!r}?").format(near=near[0]) if near else ""), ctx)
         return super().resolve_command(ctx, args)
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
@@ -197,6 +195,13 @@ def speak_click() -> None:
         module = importlib.import_module(f"click.{name}")
         if hasattr(module, "_"):
             module._ = locale._  # type: ignore[attr-defined]
+        if hasattr(module, "ngettext"):
+            module.ngettext = _plural  # type: ignore[attr-defined]
+
+
+def _plural(one: str, many: str, count: int) -> str:
+    message = one if count == 1 else many
+    return _(message)
 
 
 def _bare(**_parameters: Any) -> None:

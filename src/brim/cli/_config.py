@@ -17,7 +17,7 @@ import click
 from brim.cli._output import note
 from brim.cli._verbs import VERBS
 from brim.errors import ConfigError
-from brim.locale import _
+from brim.locale import _, sentences
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +49,7 @@ def defaults_from(path: str, command: click.Command, ctx: click.Context) -> dict
             defaults[parameter.name] = value
     if unused:
         text = _("{path}: not used by `brim {verb}`: {keys}.")
-        note(text.format(path=path, verb=command.name, keys=", ".join(unused)))
+        note(text.format(path=path, verb=ctx.info_name, keys=", ".join(unused)))
     return defaults
 
 
@@ -69,11 +69,14 @@ def read_config(path: str) -> dict[str, Any]:
         loaded = yaml.load(text, _loader())  # noqa: S506 (a SafeLoader that refuses repeated keys)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        line = _(", line {line}").format(line=mark.line + 1) if mark is not None else ""
         why = getattr(error, "problem", None) or str(error)
-        raise ConfigError(
-            _("The config file {path}{line} is not valid YAML: {why}.").format(path=path, line=line, why=why)
-        ) from error
+        if mark is None:
+            text = _("The config file {path} is not valid YAML: {why}.").format(path=path, why=why)
+        else:
+            text = _("The config file {path} is not valid YAML in line {line}: {why}.").format(
+                path=path, line=mark.line + 1, why=why
+            )
+        raise ConfigError(text) from error
     if loaded is None:
         return {}
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
@@ -93,7 +96,7 @@ def _loader() -> type[Any]:
                 key = self.construct_object(key_node, deep=deep)
                 if isinstance(key, str) and key in seen:
                     raise yaml.constructor.ConstructorError(
-                        None, None, _("the key {key!r} stands there twice").format(key=key), key_node.start_mark
+                        None, None, _("the key {key!r} appears twice").format(key=key), key_node.start_mark
                     )
                 seen.add(key if isinstance(key, str) else id(key_node))
             return super().construct_mapping(node, deep=deep)
@@ -126,7 +129,7 @@ def _known_anywhere() -> set[str]:
 def _unknown_key(path: str, key: str, own: Mapping[str, click.Parameter]) -> str:
     near = difflib.get_close_matches(key.replace("-", "_"), list(own) + sorted(_known_anywhere()), n=1)
     text = _("{path}: there is no setting {key!r}.").format(path=path, key=key)
-    return text + (" " + _("Did you mean {near!r}?").format(near=near[0]) if near else "")
+    return sentences(text, _("Did you mean {near!r}?").format(near=near[0]) if near else "")
 
 
 def _check(path: str, key: str, value: Any, parameter: click.Parameter, ctx: click.Context) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from importlib import metadata
 
-from rich.table import Table
 from rich.text import Text
 
 from brim.cli._machine import machine_rows
-from brim.cli._output import show as print_
+from brim.cli._output import grid, show as print_
 from brim.cli._verbs import VERBS
 from brim.locale import N_, _
 
@@ -24,23 +23,14 @@ def show() -> None:
     from brim.machine.detect import detect
 
     print_(Text(f"brim {metadata.version('brim')}", style="bold"), "")
-    print_(Text(_("This machine"), style="bold"), _grid(machine_rows(detect())), "")
+    print_(Text(_("This machine"), style="bold"), grid(machine_rows(detect())), "")
     print_(Text(_("What most people want"), style="bold"))
     here = [VERBS[verb].is_here for verb, _command, _answer in _WANTED]
     rows = [
         (command if is_here else f"{command} *", _(answer))
         for is_here, (_verb, command, answer) in zip(here, _WANTED, strict=True)
     ]
-    print_(_grid(rows), "")
+    print_(grid(rows), "")
     if not all(here):
         print_(_("* not in this version yet"))
     print_(_("`brim --help` lists everything."))
-
-
-def _grid(rows: list[tuple[str, str]]) -> Table:
-    grid = Table.grid(padding=(0, 3))
-    grid.add_column(no_wrap=True)
-    grid.add_column()
-    for left, right in rows:
-        grid.add_row(f"  {left}", right)
-    return grid

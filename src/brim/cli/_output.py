@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from rich.console import RenderableType
+    from rich.table import Table
 
 _PIPE_COLUMNS = 240
 
@@ -29,7 +30,7 @@ def note(text: str) -> None:
 
 def print_json(document: Mapping[str, Any]) -> None:
     """One JSON document on stdout."""
-    click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+    _write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def show(*renderables: RenderableType) -> None:
@@ -48,7 +49,19 @@ def show(*renderables: RenderableType) -> None:
     for renderable in renderables:
         plain.print(renderable)
     for line in text.getvalue().splitlines():
-        click.echo(line.rstrip())
+        _write(line.rstrip())
+
+
+def grid(rows: Iterable[tuple[str, str]], *, indent: int = 2) -> Table:
+    """Labels and values in two columns."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 3))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in rows:
+        table.add_row(" " * indent + label, value)
+    return table
 
 
 def bar(share: float, *, width: int = 20) -> str:
@@ -56,3 +69,17 @@ def bar(share: float, *, width: int = 20) -> str:
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")).ljust(width)
+
+
+def _write(text: str) -> None:
+    """To stdout; a reader that has gone away (`brim gpus | head -1`) has what it wanted, and that is no failure."""
+    try:
+        click.echo(text)
+    except BrokenPipeError:
+        silence_stdout()
+        raise click.exceptions.Exit(0) from None
+
+
+def silence_stdout() -> None:
+    """Let whatever is still printed, at exit too, go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -43,7 +43,7 @@ GROUPS: tuple[tuple[str, tuple[Verb, ...]], ...] = (
     (
         N_("Train"),
         (
-            Verb("train", N_("Train; survive running out of memory inside the step; prove the batch in force.")),
+            Verb("train", N_("Train; recover when memory runs out inside a step; prove the batch in force.")),
             Verb("watch", N_("See a run live in the terminal.")),
             Verb("report", N_("A plan, a probe or a run as one offline HTML page.")),
             Verb("demo", N_("What brim can do, shown on this machine's CPU.")),

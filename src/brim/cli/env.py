@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from brim.cli._command import verb
 from brim.cli._machine import machine_rows
-from brim.cli._output import print_json, show
+from brim.cli._output import grid, print_json, show
 from brim.locale import N_, _
 
 if TYPE_CHECKING:
@@ -23,14 +23,7 @@ def command(as_json: bool) -> None:
     if as_json:
         print_json(found.to_dict())
         return
-    from rich.table import Table
-
-    grid = Table.grid(padding=(0, 3))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for label, value in _rows(found):
-        grid.add_row(label, value)
-    show(grid)
+    show(grid(_rows(found), indent=0))
 
 
 def _rows(found: Environment) -> list[tuple[str, str]]:

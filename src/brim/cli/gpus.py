@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from brim.cli._command import Size, option, verb
-from brim.cli._output import bar, note, print_json, show
+from brim.cli._output import bar, grid, note, print_json, show
 from brim.locale import N_, _
 from brim.sizes import GIB, format_bytes
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
 )
 @click.argument("name", required=False)
-@option("--vendor", type=click.Choice(["nvidia", "amd", "apple"]), help=N_("Only this vendor's."))
+@option("--vendor", type=click.Choice(["nvidia", "amd", "apple"]), help=N_("Only this vendor's GPUs."))
 @option("--min-memory", type=Size(), help=N_("Only cards with at least this much usable memory."))
 @option("--bf16", is_flag=True, help=N_("Only cards that multiply in bfloat16 natively."))
 def command(name: str | None, vendor: str | None, min_memory: int | None, bf16: bool, as_json: bool) -> None:
@@ -54,12 +54,7 @@ def _one(choice: GPUChoice, as_json: bool) -> None:
         entry = {**dataclasses.asdict(gpu), "count": choice.count, "assumption": choice.assumption}
         print_json({"schema": "brim.gpus/1", "gpus": [entry]})
         return
-    from rich.table import Table
-
-    grid = Table.grid(padding=(0, 3))
-    for label, value in _facts(choice):
-        grid.add_row(label, value)
-    show(grid)
+    show(grid(_facts(choice), indent=0))
     if choice.assumption:
         note(choice.assumption)
 
@@ -70,7 +65,7 @@ def _facts(choice: GPUChoice) -> list[tuple[str, str]]:
     rows = [
         (_("Name"), gpu.name + (f" x {choice.count}" if choice.count > 1 else "")),
         (_("Device"), gpu.label),
-        (_("Memory"), format_bytes(gpu.memory_bytes)),
+        (_("GPU memory"), format_bytes(gpu.memory_bytes)),
         (_("Usable"), f"{format_bytes(gpu.usable_bytes)} ({measured})"),
     ]
     if gpu.compute_capability or gpu.architecture:

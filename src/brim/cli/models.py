@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from brim.cli._command import option, verb
-from brim.cli._output import note, print_json, show
+from brim.cli._output import grid, note, print_json, show
 from brim.locale import N_, _
 from brim.sizes import format_count
 
@@ -64,12 +64,7 @@ def _one(model: Model, as_json: bool) -> None:
         entry |= {"parameters": model.parameters(), "has_weights": model.has_weights}
         print_json({"schema": "brim.models/1", "models": [entry]})
         return
-    from rich.table import Table
-
-    grid = Table.grid(padding=(0, 3))
-    for label, value in _facts(model):
-        grid.add_row(label, value)
-    show(grid)
+    show(grid(_facts(model), indent=0))
 
 
 def _facts(model: Model) -> list[tuple[str, str]]:
@@ -87,7 +82,7 @@ def _facts(model: Model) -> list[tuple[str, str]]:
         rows += [
             ("Hub", card.hub_id),
             (_("Task"), card.task),
-            (_("Published"), f"{card.published} ({card.published_source})"),
+            (_("Published size"), f"{card.published} ({card.published_source})"),
             (_("Weights"), card.dtype),
         ]
         if card.note:

@@ -19,6 +19,7 @@ DOMAIN: Final = "brim"
 LANGUAGES: Final = ("en", "zh_CN")
 
 _active: gettext.NullTranslations | None = None
+_language = "en"
 
 
 def _(message: str) -> str:
@@ -31,9 +32,21 @@ def N_(message: str) -> str:  # noqa: N802 (the name that extraction tools know)
     return message
 
 
+def sentences(*parts: str) -> str:
+    """Several sentences as one text: with blanks between them where the language writes blanks."""
+    return ("" if language() == "zh_CN" else " ").join(part for part in parts if part)
+
+
+def language() -> str:
+    """The language in force."""
+    _translations()
+    return _language
+
+
 def activate(language: str) -> None:
     """Speak this language from now on: one of `LANGUAGES`."""
-    global _active
+    global _active, _language
+    _language = language
     english = language == "en"
     _active = gettext.NullTranslations() if english else gettext.translation(DOMAIN, FOLDER, languages=[language])
 

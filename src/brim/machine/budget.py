@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from brim.errors import ChildError, OutOfMemoryError, UnsupportedError, UsageError, out_of_memory_family
-from brim.locale import _
+from brim.locale import _, sentences
 from brim.machine import child
 from brim.machine.child import Ended, Returned, Started, Task, kill_group, receive, send
 from brim.machine.host import oom_kills
@@ -276,15 +276,15 @@ def explain_signal(number: int) -> str:
     text = _("The child process was ended by signal {number} ({name}).").format(number=number, name=name)
     reason = {
         signal.SIGILL: _(
-            "The processor does not have an instruction that it was given. Some virtual machines report AMX and do not have it, and "
-            "bfloat16 then dies so: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment before the start."
+            "The processor lacks an instruction that the program used. Some virtual machines report AMX and do not have it, which "
+            "crashes bfloat16: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment before the start."
         ),
         signal.SIGKILL: _("Usually that is the kernel's out-of-memory killer, a job scheduler, or a person."),
         signal.SIGBUS: _("Usually /dev/shm or the disk behind a memory-mapped file is full."),
         signal.SIGSEGV: _("A native library crashed; what it printed is in stderr."),
-        signal.SIGABRT: _("A native library gave up; what it printed is in stderr."),
+        signal.SIGABRT: _("A native library aborted; what it printed is in stderr."),
     }.get(signal.Signals(number) if number in signal.valid_signals() else signal.SIGTERM)
-    return f"{text} {reason}" if reason else text
+    return sentences(text, reason or "")
 
 
 def _outcome_of_return(returned: Returned, memory_bytes: int | None, facts: dict[str, Any]) -> Outcome:
@@ -292,8 +292,11 @@ def _outcome_of_return(returned: Returned, memory_bytes: int | None, facts: dict
         assert returned.value is not None
         return Outcome(verdict="ok", value=pickle.loads(returned.value), exit_code=0, **facts)  # noqa: S301 (our own child)
     if returned.family is not None:
-        budget = _(" under a budget of {size}").format(size=format_bytes(memory_bytes)) if memory_bytes else ""
-        message = _("Out of memory{budget}: {error}").format(budget=budget, error=_first_line(returned.error))
+        error = _first_line(returned.error)
+        if memory_bytes is None:
+            message = _("Out of memory: {error}").format(error=error)
+        else:
+            message = _("Out of memory under a budget of {size}: {error}").format(size=format_bytes(memory_bytes), error=error)
         return Outcome(
             verdict="out-of-memory",
             message=message,
@@ -317,7 +320,7 @@ def _outcome_of_status(status: int, oom_killed: bool, facts: dict[str, Any]) -> 
         family = out_of_memory_family(stderr)
     if family is not None:
         told = _("the kernel's out-of-memory killer ended the child process") if family == "killed" else _last_line(stderr)
-        message = _("Out of memory{budget}: {error}").format(budget="", error=told)
+        message = _("Out of memory: {error}").format(error=told)
         return Outcome(
             verdict="out-of-memory",
             message=message,

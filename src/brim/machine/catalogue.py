@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import Any, Final
 
 from brim.errors import UnknownNameError, UsageError
-from brim.locale import _
+from brim.locale import _, sentences
 from brim.machine.records import GPU, Accelerator, Machine
 from brim.sizes import GIB, MIB, format_bytes, parse_size
 
@@ -65,13 +65,13 @@ def find_gpu(text: str) -> GPUChoice:
         return GPUChoice(by_name[key], count)
     if key in by_family:
         gpu = by_family[key]
-        text_ = _("{given} is taken as {name}, the commonest variant; others: {others}.")
+        taken = _("{given} is taken as {name}, the commonest variant; others: {others}.")
         others = ", ".join(other.name for other in gpus() if other.family == gpu.family and other is not gpu)
-        return GPUChoice(gpu, count, text_.format(given=what, name=gpu.name, others=others) if others else "")
+        return GPUChoice(gpu, count, taken.format(given=what, name=gpu.name, others=others) if others else "")
     nearest = _nearest(key)
+    text = _("There is no GPU {given!r} in the catalogue.").format(given=what)
     raise UnknownNameError(
-        _("There is no GPU {given!r} in the catalogue.").format(given=what)
-        + (" " + _("Nearest: {names}.").format(names=", ".join(nearest)) if nearest else ""),
+        sentences(text, _("Nearest: {names}.").format(names=", ".join(nearest)) if nearest else ""),
         nearest=nearest,
         hint=_("`brim gpus` lists all; a memory size such as 24GiB stands for any card of that size."),
     )
@@ -109,7 +109,7 @@ def _count(text: str) -> tuple[str, int]:
     if _key(text) in _index()[0] or _key(text) in _index()[1] or what.strip().lower() in {"rt", "nvidia rt", "geforce rt"}:
         return text, 1
     if int(number) < 1:
-        raise UsageError(_("{text!r} asks for no GPU at all.").format(text=text), hint=_("Write for example t4*2."))
+        raise UsageError(_("{text!r} asks for 0 GPUs.").format(text=text), hint=_("Write for example t4*2."))
     return what, int(number)
 
 

@@ -6,6 +6,7 @@ and no code of a model's author runs unless `trust_remote_code` says so.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import re
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from brim.errors import RunError, UnknownNameError, UsageError
-from brim.locale import _
+from brim.locale import _, sentences
 from brim.workload.cards import ModelCard, find_card, nearest_models
 from brim.workload.parameters import count_parameters, supported_model_types
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 Origin = Literal["catalogue", "folder", "config", "hub", "function"]
 
 _FUNCTION = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<function>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
-_HUB_ID = re.compile(r"[\w.\-]+/[\w.\-]+")
+_HUB_ID = re.compile(r"(?:\w[\w.\-]*/)?\w[\w.\-]*", re.ASCII)
 _WEIGHTS = ("*.safetensors", "*.bin")
 
 
@@ -216,12 +217,16 @@ def _of_function(given: str, module_name: str, function_name: str) -> Model:
 
 
 def _of_hub(given: str, trust_remote_code: bool) -> Model:
-    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub import errors, try_to_load_from_cache
 
-    cached = try_to_load_from_cache(given, "config.json") if re.fullmatch(r"[\w.\-]+(/[\w.\-]+)?", given) else None
+    cached: Any = None
+    if _HUB_ID.fullmatch(given):
+        with contextlib.suppress(errors.HFValidationError):
+            cached = try_to_load_from_cache(given, "config.json")
     if isinstance(cached, str):
         return _of_config(given, "hub", Path(cached), trust_remote_code, folder=Path(cached).parent)
-    if _HUB_ID.fullmatch(given) is None:
+    # A word without an owner is far more often a misspelt catalogue name than one of the Hub's few old ids: no network for it.
+    if _HUB_ID.fullmatch(given) is None or "/" not in given:
         raise _unknown(given, _("There is no model {given!r} in the catalogue, and no such folder.").format(given=given))
     path = _download_config(given)
     return _of_config(given, "hub", path, trust_remote_code, folder=path.parent)
@@ -254,10 +259,8 @@ def _download_config(given: str) -> Path:
 
 def _unknown(given: str, message: str, hint: str | None = None) -> UnknownNameError:
     nearest = nearest_models(given)
-    if nearest:
-        message += " " + _("Nearest: {names}.").format(names=", ".join(nearest))
     return UnknownNameError(
-        message,
+        sentences(message, _("Nearest: {names}.").format(names=", ".join(nearest)) if nearest else ""),
         nearest=nearest,
         hint=hint or _("`brim models` lists the catalogue; a folder, a config.json or module:function works too."),
     )
