@@ -22,7 +22,7 @@ lint: $(READY)  ## style, types, and the arrows between the rooms
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-timing
+	@$(BIN)/lint-imports --no-logo
 
 format: $(READY)
 	@$(BIN)/ruff check --fix .
