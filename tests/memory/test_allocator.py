@@ -1,0 +1,125 @@
+"""The allocator takes from the device what the real one takes, byte for byte."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from brim.memory.allocator import CachingAllocator, LimitReachedError, replay, segment_bytes, smallest_surviving_limit
+from tests.conftest import SHARED
+
+TRACES = sorted((SHARED / "data" / "allocator").glob("*.json.gz"))
+MIB = 1 << 20
+
+
+@pytest.mark.skipif(not TRACES, reason="the recorded GPU traces are not beside this clone")
+def test_all_recorded_traces_are_there() -> None:
+    assert len(TRACES) == 11
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name.partition(".")[0])
+def test_a_real_trace_replays_to_the_same_segments_in_the_same_order(path: Path) -> None:
+    with gzip.open(path) as stream:
+        trace: dict[str, Any] = json.load(stream)
+    result = replay(trace["events"])
+    assert list(result.segments_bytes) == trace["segments_bytes"]
+    assert result.peak_reserved_bytes == trace["peak_reserved_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("size", "segment"),
+    [
+        (512, 2 * MIB),
+        (MIB, 2 * MIB),
+        (MIB + 512, 20 * MIB),
+        (10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB),
+        (11 * MIB, 12 * MIB),
+    ],
+)
+def test_segments_come_in_three_kinds(size: int, segment: int) -> None:
+    assert segment_bytes(size) == segment
+
+
+def test_a_large_block_whose_rest_is_small_is_handed_out_whole() -> None:
+    allocator = CachingAllocator()
+    first = allocator.allocate(12 * MIB)
+    allocator.release(first)
+    again = allocator.allocate(11 * MIB + 1)
+    assert (again.size, allocator.allocated_bytes) == (12 * MIB, 12 * MIB)
+
+
+def test_cached_segments_are_given_back_before_it_fails() -> None:
+    allocator = CachingAllocator(limit_bytes=40 * MIB)
+    allocator.release(allocator.allocate(30 * MIB))
+    allocator.allocate(32 * MIB)
+    assert (allocator.retries, allocator.reserved_bytes) == (1, 32 * MIB)
+    with pytest.raises(LimitReachedError):
+        allocator.allocate(10 * MIB)
+
+
+Events = list[tuple[int, ...]]
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> Events:
+    """Requests and frees in any order, sizes around every threshold."""
+    sizes = st.one_of(
+        st.integers(1, 4096), st.integers(MIB - 600, MIB + 600), st.integers(MIB, 12 * MIB), st.integers(10 * MIB, 60 * MIB)
+    )
+    events: Events = []
+    live: list[int] = []
+    for number in range(draw(st.integers(1, 60))):
+        events.append((number, draw(sizes)))
+        live.append(number)
+        while live and draw(st.booleans()):
+            events.append((-1 - live.pop(draw(st.integers(0, len(live) - 1))),))
+    return events
+
+
+@given(streams())
+def test_allocated_is_at_most_reserved_and_at_least_what_lives(events: Events) -> None:
+    sizes = {event[0]: event[1] for event in events if event[0] >= 0}
+    live = peak = 0
+    for event in events:
+        live += event[1] if event[0] >= 0 else -sizes[-1 - event[0]]
+        peak = max(peak, live)
+    result = replay(events)
+    assert peak <= result.peak_allocated_bytes <= result.peak_reserved_bytes == sum(result.segments_bytes)
+    assert result.survived
+
+
+@given(streams())
+def test_blocks_never_overlap_and_free_neighbours_are_always_merged(events: Events) -> None:
+    allocator = CachingAllocator()
+    live = {}
+    for event in events:
+        if event[0] >= 0:
+            live[event[0]] = allocator.allocate(event[1])
+        else:
+            allocator.release(live.pop(-1 - event[0]))
+        spans = sorted((block.address, block.address + block.size) for block in live.values())
+        assert all(first[1] <= second[0] for first, second in itertools.pairwise(spans))
+        assert allocator.allocated_bytes == sum(block.size for block in live.values())
+        for pools in allocator._pools.values():
+            for pool in pools:
+                for _size, _address, block in pool.free:
+                    assert block.after is None or not block.after.is_free
+    for block in list(live.values()):
+        allocator.release(block)
+    allocator.give_back()
+    assert (allocator.allocated_bytes, allocator.reserved_bytes) == (0, 0)
+
+
+@settings(max_examples=50)
+@given(streams())
+def test_a_run_survives_at_its_smallest_limit_and_not_a_step_below(events: Events) -> None:
+    limit = smallest_surviving_limit(events)
+    assert replay(events, limit_bytes=limit).survived
+    assert not replay(events, limit_bytes=limit - 2 * MIB).survived
