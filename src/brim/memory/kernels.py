@@ -1,0 +1,202 @@
+"""What the target would run where a trace on no device runs something else.
+
+A trace has shapes only. Which attention kernel takes them, what that kernel saves for backward and what it needs in passing is decided by
+the target: the CPU, or a GPU by its compute capability. `Kernels` stands above autograd and replaces such calls by functions that
+allocate exactly what the target's kernel allocates.
+
+Attention (aten/src/ATen/native/transformers/{sdp_utils_cpp.cpp,cuda/sdp_utils.cpp}, attention.cpp):
+
+- A boolean mask becomes an additive one in the query's dtype, once per call, and is saved for backward.
+- CPU: flash unless there is dropout or the value's head size differs; then the mathematical form.
+- CUDA: flash (sm80 and newer, half precision, no mask), else memory-efficient (sm50 and newer, no grouped heads), else the mathematical form,
+  which holds the S x S scores, in float32 even for half precision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (the name that everybody uses)
+from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from brim.machine.records import GPU
+    from brim.memory.trace import Tracer
+
+AttentionKernel = Literal["flash", "efficient", "math"]
+HALF = (torch.float16, torch.bfloat16)
+_FLASH_HEAD_LIMIT = 256
+
+
+@dataclass(frozen=True)
+class Target:
+    """The device that an estimate is for."""
+
+    backend: Literal["cpu", "cuda"]
+    compute_capability: tuple[int, int] | None = None
+    threads: int = 1
+    """CPU: OpenMP threads, each of which has a scratch buffer in attention."""
+
+    @classmethod
+    def of_gpu(cls, gpu: GPU) -> Target:
+        """The target that a catalogue entry describes; an unknown card counts as a current one."""
+        return cls("cuda", gpu.sm or (8, 0))
+
+
+def choose_attention(
+    target: Target, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, has_mask: bool, dropout: float
+) -> AttentionKernel:
+    """The kernel that `scaled_dot_product_attention` takes on the target."""
+    grouped = query.shape[1] != key.shape[1]
+    same_head = query.shape[-1] == value.shape[-1]
+    if target.backend == "cpu":
+        return "flash" if dropout == 0.0 and same_head else "math"
+    capability = target.compute_capability or (8, 0)
+    half = query.dtype in HALF
+    if capability >= (8, 0) and half and not has_mask and same_head and query.shape[-1] <= _FLASH_HEAD_LIMIT:
+        return "flash"
+    if query.dtype == torch.bfloat16 and capability < (8, 0):
+        return "math"
+    return "math" if grouped else "efficient"
+
+
+class Kernels(TorchFunctionMode):
+    """Replaces calls while it is active; `chosen` remembers which attention kernels ran."""
+
+    def __init__(self, target: Target, tracer: Tracer) -> None:
+        super().__init__()
+        self._target = target
+        self._tracer = tracer
+        self.chosen: set[AttentionKernel] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: D105
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return self._attention(*args, **kwargs)
+        if func is F.dropout and self._target.backend == "cuda":
+            return _cuda_dropout(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _attention(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        kernel = choose_attention(self._target, query, key, value, has_mask=attn_mask is not None, dropout=dropout_p)
+        self.chosen.add(kernel)
+        if kernel == "math":
+            arguments = (query, key, value, attn_mask, dropout_p, is_causal)
+            result = torch.ops.aten._scaled_dot_product_attention_math(*arguments, scale=scale, enable_gqa=enable_gqa)
+            return result[0]  # type: ignore[no-any-return]
+        bias = None
+        if attn_mask is not None:
+            # The additive mask is a tensor of its own; one that is additive already is used as it is.
+            is_bool = attn_mask.dtype == torch.bool
+            bias = torch.empty_like(attn_mask, dtype=query.dtype) if is_bool else attn_mask
+        if self._target.backend == "cpu":
+            return _CpuFlash.apply(query, key, value, bias, self._tracer, self._target.threads)  # type: ignore[no-any-return,no-untyped-call]
+        function = _CudaFlash if kernel == "flash" else _CudaEfficient
+        return function.apply(query, key, value, bias, self._tracer)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _cuda_dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    """CUDA keeps a boolean mask, one byte an element; the CPU keeps the noise in the activation's dtype."""
+    del inplace
+    return torch.native_dropout(x, p, True)[0] if training and p > 0.0 else x
+
+
+def _heads_last(like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """[batch, heads, length, size] in memory order [batch, length, heads, size], as the fused kernels write it."""
+    batch, heads, length, size = like.shape
+    return like.new_empty(batch, length, heads, size, dtype=dtype or like.dtype).transpose(1, 2)
+
+
+class _CpuFlash(torch.autograd.Function):
+    """aten/src/ATen/native/cpu/FlashAttentionKernel.cpp."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Any, key: Any, value: Any, bias: Any, tracer: Tracer, threads: int) -> torch.Tensor:
+        batch, heads, length, size = query.shape
+        out = _heads_last(query)
+        logsumexp = query.new_empty(batch, length, heads, dtype=torch.float32).transpose(1, 2)
+        q_split = 256 if length >= 768 else 64 if length >= 192 else 32
+        q_split, kv_split = min(q_split, length), min(512, key.shape[2])
+        scratch = q_split * kv_split + 2 * q_split + q_split * size
+        tracer.transient(4 * threads * scratch, "flash_attention_forward")
+        ctx.save_for_backward(query, key, value, out, logsumexp, bias)
+        ctx.tracer = tracer
+        ctx.scratch = 4 * threads * (2 * q_split * kv_split + q_split)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        query, key, value, *_rest = ctx.saved_tensors
+        grads = _heads_last(query), _heads_last(key), _heads_last(value)
+        ctx.tracer.transient(ctx.scratch, "flash_attention_backward")
+        return *grads, None, None, None
+
+
+class _CudaFlash(torch.autograd.Function):
+    """aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Any, key: Any, value: Any, bias: Any, tracer: Tracer) -> torch.Tensor:
+        batch, heads, length, _size = query.shape
+        del bias
+        out = _heads_last(query)
+        logsumexp = query.new_empty(batch, heads, length, dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, out, logsumexp)
+        ctx.tracer = tracer
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        query, key, value, _out, _logsumexp = ctx.saved_tensors
+        batch, heads, length, size = query.shape
+        rounded = -(-length // 128) * 128
+        grad_query = _heads_last(query)
+        # Scratch: the row sums, the accumulator of the query's gradient, and grouped heads' gradients before they are summed.
+        row_sums = query.new_empty(batch, heads, rounded, dtype=torch.float32)
+        accumulator = query.new_empty(batch, heads, rounded, -(-size // 32) * 32, dtype=torch.float32)
+        grad_key, grad_value = _heads_last(key), _heads_last(value)
+        if heads != key.shape[1]:
+            expanded = [query.new_empty(batch, key.shape[2], heads, size) for _ in range(2)]
+            del expanded
+        del row_sums, accumulator
+        return grad_query, grad_key, grad_value, None, None
+
+
+class _CudaEfficient(torch.autograd.Function):
+    """aten/src/ATen/native/transformers/cuda/attention.cu and attention_backward.cu (the memory-efficient kernel)."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Any, key: Any, value: Any, bias: Any, tracer: Tracer) -> torch.Tensor:
+        batch, heads, length, _size = query.shape
+        if bias is not None and bias.shape[-1] % 8:
+            # The kernel wants rows aligned to 16 bytes: the bias is padded, which copies it.
+            bias = bias.new_empty(*bias.shape[:-1], -(-bias.shape[-1] // 8) * 8)
+        out = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
+        logsumexp = query.new_empty(batch, heads, -(-length // 32) * 32, dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, out, logsumexp, bias)
+        ctx.tracer = tracer
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        query, key, value, *_rest = ctx.saved_tensors
+        batch, heads, length, size = query.shape
+        row_sums = query.new_empty(batch, heads, length, dtype=torch.float32)
+        grads = _heads_last(query), _heads_last(key), _heads_last(value)
+        if query.dtype in HALF:
+            accumulator = query.new_empty(batch, heads, length, size, dtype=torch.float32)
+            del accumulator
+        del row_sums
+        return *grads, None, None

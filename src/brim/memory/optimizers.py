@@ -1,0 +1,122 @@
+"""Optimizers on tensors without memory: what each keeps for good, and what its step takes in passing.
+
+torch's own implementations run as they are wherever they run on meta tensors, so that their temporaries are theirs and not ours. The
+others are written here as the allocations that the real one makes: fused AdamW (one kernel, no temporaries), bitsandbytes' 8-bit
+AdamW, Lion.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, get_args
+
+import torch
+
+from brim.workload.words import Optimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from brim.memory.kernels import Target
+
+# bitsandbytes/optim/optimizer.py: state is quantised in blocks, and tensors below this size keep a 32-bit state.
+_BNB_BLOCK = 256
+_BNB_SMALLEST = 4096
+
+
+class Stepper(Protocol):
+    """The two calls that the reference step makes."""
+
+    state: Any
+
+    def step(self) -> Any:
+        """Update the parameters."""
+        ...
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients."""
+        ...
+
+
+def make_optimizer(word: Optimizer, parameters: list[torch.nn.Parameter], target: Target) -> Stepper:
+    """The optimizer that this word means on this target."""
+    foreach = target.backend == "cuda"
+    makers: dict[str, Callable[[], Stepper]] = {
+        "adamw": lambda: torch.optim.AdamW(parameters, foreach=foreach),
+        "adamw-loop": lambda: torch.optim.AdamW(parameters, foreach=False),
+        "adamw-fused": lambda: _Stateful(parameters, _two_moments),
+        "adamw-8bit": lambda: _Stateful(parameters, _two_moments_8bit),
+        "paged-adamw-8bit": lambda: _Stateful(parameters, _paged),
+        "adafactor": lambda: _adafactor(parameters),
+        "sgd": lambda: torch.optim.SGD(parameters, lr=0.1, foreach=foreach),
+        "sgd-momentum": lambda: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=foreach),
+        "lion": lambda: _Lion(parameters),
+    }
+    assert set(makers) == set(get_args(Optimizer))
+    return makers[word]()
+
+
+def _adafactor(parameters: list[torch.nn.Parameter]) -> Stepper:
+    """The Trainer's `adafactor`: transformers' own, with the Trainer's settings."""
+    from transformers.optimization import Adafactor
+
+    optimizer: Stepper = Adafactor(parameters, lr=1e-4, scale_parameter=False, relative_step=False)
+    return optimizer
+
+
+class _Stateful:
+    """An optimizer whose step is one kernel: it has a state, and no temporaries."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter], make_state: Callable[[torch.Tensor], dict[str, torch.Tensor]]) -> None:
+        self._parameters = parameters
+        self._make_state = make_state
+        self.state: dict[torch.nn.Parameter, dict[str, torch.Tensor]] = {}
+
+    def step(self) -> None:
+        """Create the state at the first call; after that the kernel works in place."""
+        for parameter in self._parameters:
+            if parameter.grad is not None and parameter not in self.state:
+                self.state[parameter] = self._make_state(parameter)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients."""
+        assert set_to_none
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
+class _Lion(_Stateful):
+    """One moment; the update is a tensor of its own, one parameter at a time."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        super().__init__(parameters, lambda parameter: {"exp_avg": torch.zeros_like(parameter)})
+
+    def step(self) -> None:
+        """update = sign(b1 * m + (1 - b1) * g), computed in a copy of the moment."""
+        super().step()
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                update = self.state[parameter]["exp_avg"].mul(0.9)
+                update.add_(parameter.grad)
+                del update
+
+
+def _two_moments(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {
+        "step": torch.zeros((), device=parameter.device),
+        "exp_avg": torch.zeros_like(parameter),
+        "exp_avg_sq": torch.zeros_like(parameter),
+    }
+
+
+def _two_moments_8bit(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    if parameter.numel() < _BNB_SMALLEST:
+        return {name: torch.zeros_like(parameter, dtype=torch.float32) for name in ("state1", "state2")}
+    blocks = -(-parameter.numel() // _BNB_BLOCK)
+    state = {name: torch.zeros_like(parameter, dtype=torch.uint8) for name in ("state1", "state2")}
+    return state | {name: parameter.new_zeros(blocks, dtype=torch.float32) for name in ("absmax1", "absmax2")}
+
+
+def _paged(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Paged state lives in unified memory and can leave the device: only the scales of the blocks stay."""
+    state = _two_moments_8bit(parameter)
+    return {name: tensor for name, tensor in state.items() if name.startswith("absmax")}
