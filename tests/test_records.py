@@ -134,6 +134,18 @@ def test_a_broken_or_foreign_plan_is_refused_in_one_sentence(text: str, says: st
     assert "\n" not in str(caught.value)
 
 
+def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+    wrong = dataclasses.replace(WORKLOAD, effective_batch=-3)
+    with pytest.raises(RecordError, match="effective_batch"):
+        wrong.write(tmp_path / "workload.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_key_that_appears_twice_is_refused() -> None:
+    with pytest.raises(RecordError, match="the key 'fits' appears twice"):
+        Plan.from_json(PLAN.to_json().replace('"fits": true', '"fits": true, "fits": false', 1))
+
+
 def test_a_missing_field_is_named() -> None:
     data = PLAN.to_dict()
     del data["workload"]["model"]

@@ -12,15 +12,20 @@ import math
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from brim.errors import RecordError, RunError
 from brim.locale import _, sentences
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+
+PositiveInt = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Bytes = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
 
 STRICT = ConfigDict(extra="forbid")
 """For `__pydantic_config__` of the dataclasses inside a record: a key that nobody knows is an error, not a silence."""
@@ -44,7 +49,11 @@ class Record:
         return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False)
 
     def write(self, path: str | Path) -> Path:
-        """Write the record to a file, atomically: readers see the old file or the new one, never a part."""
+        """Write the record to a file, atomically: readers see the old file or the new one, never a part.
+
+        What could not be read again is not written: the document is checked first.
+        """
+        self.from_json(self.to_json(), where=type(self).__name__)
         return write_atomically(path, self.to_json() + "\n")
 
     @classmethod
@@ -99,11 +108,20 @@ def read_file(path: str | Path) -> bytes:
 
 def _load(text: str | bytes, where: str) -> dict[str, Any]:
     try:
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
         raise RecordError(_("{where} is not valid JSON: {why}.").format(where=where, why=error)) from error
     if not isinstance(data, dict):
         raise RecordError(_("{where} does not hold a record: a JSON object is expected.").format(where=where))
+    return data
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """JSON takes the last of two equal keys in silence; here that is an error."""
+    data = dict(pairs)
+    if len(data) != len(pairs):
+        repeated = next(key for index, (key, _value) in enumerate(pairs) if key in {earlier for earlier, _other in pairs[:index]})
+        raise ValueError(_("the key {key!r} appears twice").format(key=repeated))
     return data
 
 

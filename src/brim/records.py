@@ -13,9 +13,9 @@ from pydantic import BeforeValidator, Field
 
 from brim.locale import _
 from brim.machine.records import Machine
-from brim.record import STRICT, Record
+from brim.record import STRICT, Bytes, Count, PositiveInt, Record, Seconds
 from brim.workload.records import Configuration, Workload
-from brim.workload.words import Bytes, Count, Kind, Phase, PositiveInt, Seconds
+from brim.workload.words import Kind, Phase
 
 
 def _from_word(value: object) -> object:
@@ -65,6 +65,8 @@ class SpeedPrediction:
 class Candidate(Configuration):
     """A configuration with what is predicted of it, and why it stands where it stands."""
 
+    schema: ClassVar[str] = "brim.candidate/1"
+
     memory: MemoryPrediction | None = None
     speed: SpeedPrediction | None = None
     reasons: tuple[str, ...] = ()
@@ -95,7 +97,7 @@ class Plan(Record):
             raise ValueError(text.format(found=self.best.effective_batch, asked=self.workload.effective_batch))
 
 
-Verdict = Literal["ok", "out-of-memory", "thrashing", "crash", "killed", "timeout"]
+TrialVerdict = Literal["ok", "out-of-memory", "thrashing", "crash", "killed", "timeout"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +108,7 @@ class Trial:
 
     micro_batch: PositiveInt
     max_length: PositiveInt
-    verdict: Verdict
+    verdict: TrialVerdict
     phase: Phase | None = None
     """Where it failed; None if it did not."""
     steps: Count = 0

@@ -23,9 +23,9 @@ _SIZE: Final = re.compile(r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?|\.[0-9]+)\s*([a-z]*
 
 def parse_size(text: str | int) -> int:
     """Read a SIZE: `600MiB`, `2GiB`, `1.5GB`, or an integer of bytes. GiB is 1024^3 bytes, GB is 10^9."""
-    if isinstance(text, int):
+    if isinstance(text, int) and not isinstance(text, bool):
         return _positive(text, str(text))
-    match = _SIZE.fullmatch(text.strip())
+    match = _SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
         raise _not_a_size(text)
     number, unit = match.groups()
@@ -72,7 +72,7 @@ def _positive(count: int, text: str) -> int:
     return count
 
 
-def _not_a_size(text: str) -> UsageError:
+def _not_a_size(text: object) -> UsageError:
     return UsageError(_("{text!r} is not a size.").format(text=text), hint=_size_hint())
 
 

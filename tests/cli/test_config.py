@@ -53,6 +53,14 @@ def test_a_key_of_another_verb_is_said_and_passed_over(cli: Cli, config: Path) -
     assert "not used by `brim gpus`: search" in ended.err
 
 
+def test_the_language_may_stand_in_the_file(cli: Cli, config: Path) -> None:
+    config.write_text("lang: zh_CN\n")
+    assert "显存" in cli("gpus", "t4", "--config", str(config)).out
+    assert "GPU memory" in cli("gpus", "t4", "--config", str(config), "--lang", "en").out
+    config.write_text("lang: tlh\n")
+    assert "brim does not speak 'tlh'" in cli("gpus", "t4", "--config", str(config)).err
+
+
 def test_an_empty_file_and_an_empty_value_change_nothing(cli: Cli, config: Path) -> None:
     config.write_text("")
     plain = cli("gpus", "--json").out

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,11 @@ BAD = [
     (("models", "org/no-such-model"), "not on this disk, and the Hub was not reached"),
     (("models", "./nowhere"), "There is no file or folder"),
     (("models", "no_module:function"), "There is no module no_module"),
+    (("gpus", "t4", "--bf16"), "--bf16: these filter the list, and one GPU was asked for"),
+    (("models", "gpt2", "--search", "x"), "these filter the list, and one model was asked for"),
+    (("help",), "Help is `brim --help`"),
+    (("models", "my_models.py:make"), "here my_models:make"),
+    (("gpus", "--config", ""), "--config needs the name of a file"),
     (("--lang", "tlh", "gpus"), "brim does not speak 'tlh'; it speaks en, zh_CN"),
     (("gpus", "--config", "missing.yaml"), "Cannot read the config file missing.yaml: No such file"),
 ]
@@ -127,6 +134,26 @@ def test_a_pipe_that_closes_early_is_no_error() -> None:
     assert "Error" not in ended.stdout
 
 
+def test_a_full_disk_behind_stdout_is_a_failure_in_words() -> None:
+    ended = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m brim gpus > /dev/full"], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    assert "The output could not be written: No space left on device" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_closed_stdout_is_no_traceback() -> None:
+    ended = subprocess.run(["bash", "-c", f"{sys.executable} -m brim gpus >&-"], capture_output=True, text=True, check=False)
+    assert "Traceback" not in ended.stderr
+
+
+def test_help_works_whatever_the_config_says(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRIM_CONFIG", "/nowhere.yaml")
+    assert cli("gpus", "--help").code == 0
+    assert cli("gpus").code == 2
+
+
 def test_piped_output_is_plain_uncut_and_without_trailing_blanks(shell: Cli) -> None:
     out = shell("models").out
     assert "\x1b" not in out
@@ -134,11 +161,12 @@ def test_piped_output_is_plain_uncut_and_without_trailing_blanks(shell: Cli) -> 
     assert not any(line != line.rstrip() for line in out.splitlines())
 
 
-def _in_terminal(environment: dict[str, str]) -> str:
-    """Run bare `brim` in a real pseudo-terminal."""
+def _in_terminal(environment: dict[str, str], *arguments: str, columns: int = 100) -> str:
+    """Run `brim` in a real pseudo-terminal."""
     leader, follower = pty.openpty()
+    termios.tcsetwinsize(follower, (40, columns))
     with subprocess.Popen(
-        [sys.executable, "-m", "brim"],
+        [sys.executable, "-m", "brim", *arguments],
         stdout=follower,
         stderr=follower,
         env={**os.environ, "TERM": "xterm-256color", **environment},
@@ -161,6 +189,16 @@ def _in_terminal(environment: dict[str, str]) -> str:
 def test_a_terminal_gets_bold_and_no_color_is_honoured() -> None:
     assert "\x1b[1m" in _in_terminal({})
     assert "\x1b[3" not in _in_terminal({"NO_COLOR": "1"})
+
+
+@pytest.mark.parametrize("verb", ["gpus", "models"])
+@pytest.mark.parametrize("columns", [45, 60, 80, 120])
+def test_a_table_leaves_columns_out_and_never_cuts_a_cell(verb: str, columns: int) -> None:
+    text = re.sub(r"\x1b\[[0-9;]*m", "", _in_terminal({}, verb, columns=columns))
+    assert "…" not in text
+    rows = [line.rstrip() for line in text.splitlines()]
+    assert max(len(line) for line in rows[:-2]) <= columns
+    assert any(line.startswith(("t4 ", "gpt2 ")) for line in rows)
 
 
 def test_a_terminal_that_cannot_show_a_character_never_ends_the_command(shell: Cli) -> None:

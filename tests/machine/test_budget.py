@@ -234,6 +234,43 @@ def test_a_function_of_a_script_can_be_run(tmp_path: Path) -> None:
     assert ended.stdout == "42\n"
 
 
+def test_a_script_without_a_guard_is_told_instead_of_run_again(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("from brim import run\ndef one():\n    return 1\nprint('top')\nprint(run(one).message)\n")
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=60)
+    assert ended.stdout.count("top") == 1
+    assert "while it is being imported" in ended.stdout
+
+
+def test_a_function_of_a_prompt_is_refused() -> None:
+    program = "from brim import run, UsageError\ndef f(): pass\ntry:\n    run(f)\nexcept UsageError as error:\n    print('refused', error)"
+    for arguments, text in ((["-c", program], None), (["-"], program)):
+        ended = subprocess.run([sys.executable, *arguments], input=text, capture_output=True, text=True, check=True, timeout=60)
+        assert ended.stdout.startswith("refused"), ended
+
+
+def test_what_cannot_be_a_budget_a_time_or_a_command_is_refused(server: ForkServer) -> None:
+    for seconds in (0, -1, float("nan")):
+        with pytest.raises(UsageError, match="no time at all"):
+            server.run(tasks.double, 1, timeout_seconds=seconds)
+    for size in (0, -5, "lots", "2G"):
+        with pytest.raises(UsageError):
+            server.run(tasks.double, 1, memory_bytes=size)
+    for command in ("ls -l", [], ()):
+        with pytest.raises(UsageError, match="list of words"):
+            run_command(command)
+    assert server.run(tasks.double, 1, memory_bytes="64MiB", timeout_seconds=float("inf")).value == 2
+
+
+def test_what_a_preloaded_module_prints_is_not_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "loud_module.py").write_text("print('loud')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert run(tasks.double, 1, preload=("loud_module",)).value == 2
+    assert capfd.readouterr() == ("", "")
+
+
 def test_interrupting_the_parent_ends_the_child(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     script = tmp_path / "script.py"

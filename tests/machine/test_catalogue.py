@@ -26,6 +26,8 @@ def test_the_catalogue_is_large_enough() -> None:
         ("H100 PCIe", "h100-pcie-80gb"), ("v100", "v100-16gb"), ("v100-32gb", "v100-32gb"), ("a100-40gb", "a100-40gb"),
         ("NVIDIA A100-SXM4-80GB", "a100-80gb"), ("rtx_4090", "rtx-4090-24gb"), ("RTX 4060 Ti 16GB", "rtx-4060-ti-16gb"),
         ("4060ti 16gb", "rtx-4060-ti-16gb"), ("rtx4070tisuper", "rtx-4070-ti-super"), ("mi300x", "mi300x"), ("L40S", "l40s"),
+        ("rtx 3090 24gb", "rtx-3090"), ("t4 16gb", "t4"), ("a100 80g", "a100-80gb"), ("A100 40G", "a100-40gb"), ("a100-sxm", "a100-80gb"),
+        ("h100 sxm", "h100-sxm-80gb"), ("gtx 1080 ti", "gtx-1080-ti"), ("2080ti 22g", "rtx-2080-ti-22gb"), ("m2 max", "apple-m2-max-32gb"),
         ("a10g", "a10g"), ("RTX A6000", "rtx-a6000"), ("6000 Ada", "rtx-6000-ada"),
     ],
 )  # fmt: skip
@@ -38,6 +40,7 @@ def test_what_people_write_is_understood(text: str, name: str) -> None:
     [
         ("rtx-3080-20gb*2", "rtx-3080-20gb", 2), ("t4 * 4", "t4", 4), ("t4x8", "t4", 8), ("2x t4", "t4", 2), ("8*a100-80gb", "a100-80gb", 8),
         ("RTX 3090", "rtx-3090", 1), ("rtx3090", "rtx-3090", 1), ("rtx3090x2", "rtx-3090", 2), ("t4×2", "t4", 2), ("t4*1", "t4", 1),
+        ("2x3090", "rtx-3090", 2), ("8x4090", "rtx-4090-24gb", 8), ("2x rtx 3090", "rtx-3090", 2), ("4X A100", "a100-80gb", 4), ("T4 X2", "t4", 2),
     ],
 )  # fmt: skip
 def test_a_count_may_follow(text: str, name: str, count: int) -> None:
@@ -72,7 +75,9 @@ def test_an_unknown_name_lists_the_nearest(text: str, near: str) -> None:
     assert near in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", " ", "*2", "t4*0", "24", "0GiB", "-5GiB", "24GiBB", "?", "t4**2", "💥"])
+@pytest.mark.parametrize(
+    "text", ["", " ", "*2", "t4*0", "24", "0GiB", "-5GiB", "24GiBB", "24G", "gtx 1080x2", "?", "t4**2", "💥"]
+)
 def test_nonsense_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         find_gpu(text)

@@ -31,6 +31,7 @@ def test_the_block_is_complete_and_a_record(here: Environment) -> None:
 def test_no_token_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_abcdef")
     monkeypatch.setenv("WANDB_API_KEY", "key-abcdef")
+    monkeypatch.setenv("HF_ENDPOINT", "https://me:abcdef@mirror.example/hub")
     assert "abcdef" not in env().to_json()
 
 

@@ -78,7 +78,8 @@ def streams(draw: st.DrawFn) -> Events:
     for number in range(draw(st.integers(1, 60))):
         events.append((number, draw(sizes)))
         live.append(number)
-        while live and draw(st.booleans()):
+        deaths = draw(st.integers(0, len(live))) if draw(st.booleans()) else 0
+        for _death in range(deaths):
             events.append((-1 - live.pop(draw(st.integers(0, len(live) - 1))),))
     return events
 

@@ -135,6 +135,43 @@ def test_a_module_that_fails_on_import_is_told(module_file: Path) -> None:
         find_model("brim_test_import:x")
 
 
+def test_code_that_looks_at_values_while_it_builds_is_built_for_real(module_file: Path) -> None:
+    name = module_file.with_name("brim_test_values.py")
+    name.write_text(
+        "import torch\nprint('loud')\n"
+        "def make():\n    return torch.nn.ModuleList(torch.nn.Linear(int(n.item()), 2) for n in torch.tensor([3, 4]))\n"
+        "net = torch.nn.Linear(5, 5)\n"
+    )
+    model = find_model("brim_test_values:make")
+    assert model.parameters() == 3 * 2 + 2 + 4 * 2 + 2
+    assert all(parameter.is_meta for parameter in model.build("meta").parameters())
+    assert find_model("brim_test_values:net").parameters() == 30
+
+
+def test_a_sibling_has_its_own_context_and_dtype() -> None:
+    facts = {
+        name: find_model(name)
+        for name in ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B-Instruct", "google/gemma-2-2b", "google/gemma-2-2b-it")
+    }
+    contexts = [(facts[name].config or {})["max_position_embeddings"] for name in ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B-Instruct")]
+    assert contexts == [131072, 32768]
+    dtypes = [card.dtype for name in ("google/gemma-2-2b", "google/gemma-2-2b-it") if (card := facts[name].card) is not None]
+    assert dtypes == ["float32", "bfloat16"]
+
+
+def test_a_folder_that_merely_has_a_models_name_does_not_hide_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gpt2").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert find_model("gpt2").origin == "catalogue"
+    assert find_model(Path("gpt2")).origin == "catalogue"
+
+
+@pytest.mark.parametrize("name", ["AutoModel", "pipeline", "logging", "LlamaConfig"])
+def test_a_class_that_is_no_model_is_not_built(name: str, tmp_path: Path) -> None:
+    model = find_model(str(_folder(tmp_path, {**LLAMA, "architectures": [name]})))
+    assert type(model.build("meta")).__name__ == "LlamaForCausalLM"
+
+
 @pytest.mark.parametrize(
     ("config", "says"),
     [

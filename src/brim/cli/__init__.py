@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from brim import locale
-from brim.cli._command import Brim, speak_click
+from brim.cli._command import Brim, speak, value_of
 from brim.cli._output import silence_stdout
-from brim.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, BrimError, UsageError
+from brim.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, BrimError
 from brim.locale import _
 
 if TYPE_CHECKING:
@@ -33,11 +32,15 @@ if TYPE_CHECKING:
 def entry() -> NoReturn:
     """The console script."""
     code = main()
-    # The reader of a pipe may be gone by now; Python would complain about that while it flushes at exit.
+    # Python flushes at exit and complains where it cannot: a reader that is gone is none of our business, a full disk is a failure.
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:
         silence_stdout()
+    except OSError:
+        silence_stdout()
+        code = code or EXIT_FAILED
     sys.exit(code)
 
 
@@ -45,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed or does not fit, 2 wrong usage, 130 interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        _choose_language(given)
+        _prepare(given)
         result = Brim().main(args=given, prog_name="brim", standalone_mode=False)
     except click.exceptions.Exit as error:
         return error.exit_code
@@ -58,6 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain(error.message, error.hint)
         _show_traceback()
         return error.exit_code
+    except OSError as error:
+        # Files that the user named have errors of their own; what is left is the terminal, the pipe, a full disk behind stdout.
+        _complain(_("The output could not be written: {why}.").format(why=error.strerror or error))
+        _show_traceback()
+        return EXIT_FAILED
     except Exception as error:  # noqa: BLE001 (the last line of defence: a defect of brim, told as one)
         _complain(
             _("This is a defect of brim: {kind}: {why}").format(kind=type(error).__name__, why=error),
@@ -68,26 +76,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return result if isinstance(result, int) else EXIT_OK
 
 
-def _choose_language(arguments: list[str]) -> None:
-    """Before anything is parsed or printed, since help and errors speak too: --lang, then BRIM_LANG, then the locale."""
-    asked = os.environ.get("BRIM_LANG") or None
-    for index, word in enumerate(arguments):
-        if word == "--":
-            break
-        if word == "--lang" and index + 1 < len(arguments):
-            asked = arguments[index + 1]
-        elif word.startswith("--lang="):
-            asked = word.removeprefix("--lang=")
-    language = locale.normalise(asked) if asked else locale.language_of_environment()
-    locale.activate(language or "en")
-    speak_click()
+def _prepare(arguments: list[str]) -> None:
+    """Before anything is parsed or printed, since help and errors speak too: the language, and streams that never fail on a character."""
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character shows a question mark; it never ends the command.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    if language is None:
-        known = ", ".join(locale.LANGUAGES)
-        raise UsageError(_("brim does not speak {language!r}; it speaks {known}.").format(language=asked, known=known))
+    speak(value_of("--lang", arguments) or os.environ.get("BRIM_LANG"))
 
 
 def _usage(error: click.ClickException) -> int:

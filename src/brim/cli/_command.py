@@ -21,7 +21,7 @@ from brim.locale import N_, _, sentences
 from brim.sizes import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _SETTINGS: dict[str, Any] = {
     "help_option_names": ["-h", "--help"],
@@ -79,9 +79,13 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the config file's values between the defaults and the flags, then parse."""
-        path = _value_of("--config", args) or os.environ.get("BRIM_CONFIG")
-        if path and not ctx.resilient_parsing:
+        path = value_of("--config", args)
+        path = os.environ.get("BRIM_CONFIG") or None if path is None else path
+        if path is not None and not {"-h", "--help"} & set(args):
             ctx.default_map = defaults_from(path, self, ctx)
+            language = ctx.default_map.pop("lang", None)
+            if language is not None and value_of("--lang", args) is None:
+                speak(language)
         return super().parse_args(ctx, args)
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
@@ -101,6 +105,15 @@ class Command(click.Command):
 def verb(help_text: str) -> Callable[[Callable[..., Any]], Command]:
     """Make a function the command of its file: its name is the verb's."""
     return click.command(cls=Command, help=help_text, context_settings=_SETTINGS)
+
+
+def refuse_filters(what: str, given: Mapping[str, object]) -> None:
+    """A filter of a list says nothing about one entry: better refused than passed over."""
+    used = [name for name, value in given.items() if value]
+    if used:
+        raise UsageError(
+            _("{options}: these filter the list, and {what} was asked for.").format(options=", ".join(used), what=what)
+        )
 
 
 def option(*names: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -151,6 +164,8 @@ class Brim(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the verb, or name the nearest one."""
         name = args[0]
+        if name == "help":
+            raise click.UsageError(_("Help is `brim --help`, or `brim VERB --help`."), ctx)
         if name not in VERBS and not name.startswith("-"):
             near = difflib.get_close_matches(name, VERBS, n=1)
             text = _("There is no command {name!r}.").format(name=name)
@@ -189,14 +204,20 @@ class Brim(click.Group):
             formatter.write_dl([row for param in self.get_params(ctx) if (row := param.get_help_record(ctx)) is not None])
 
 
-def speak_click() -> None:
-    """Let click look up its own sentences ("No such option") in brim's catalogue: `_click.py` lists them."""
+def speak(asked: str | None) -> None:
+    """Speak this language from now on; None: the one that the environment asks for."""
+    language = locale.normalise(asked) if asked else locale.language_of_environment()
+    locale.activate(language or "en")
+    # click looks up its own sentences ("No such option") by functions of its modules; `_click.py` lists them for our catalogue.
     for name in ("core", "decorators", "exceptions", "formatting", "parser", "types"):
         module = importlib.import_module(f"click.{name}")
         if hasattr(module, "_"):
             module._ = locale._  # type: ignore[attr-defined]
         if hasattr(module, "ngettext"):
             module.ngettext = _plural  # type: ignore[attr-defined]
+    if language is None:
+        known = ", ".join(locale.LANGUAGES)
+        raise UsageError(_("brim does not speak {language!r}; it speaks {known}.").format(language=asked, known=known))
 
 
 def _plural(one: str, many: str, count: int) -> str:
@@ -231,7 +252,7 @@ def _translated_help(found: click.Option | None) -> click.Option | None:
     return found
 
 
-def _value_of(name: str, arguments: Sequence[str]) -> str | None:
+def value_of(name: str, arguments: Sequence[str]) -> str | None:
     """The value of an option before click parses: the last one given."""
     value = None
     for index, word in enumerate(arguments):

@@ -57,6 +57,8 @@ def read_config(path: str) -> dict[str, Any]:
     """The mapping that a YAML file holds; an empty file is an empty mapping."""
     import yaml
 
+    if not path.strip():
+        raise ConfigError(_("--config needs the name of a file."))
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
     except OSError as error:

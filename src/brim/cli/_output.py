@@ -10,12 +10,13 @@ import io
 import json
 import os
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rich.console import RenderableType
     from rich.table import Table
@@ -37,19 +38,53 @@ def show(*renderables: RenderableType) -> None:
     """Tables and text on stdout."""
     from rich.console import Console
 
-    if sys.stdout.isatty() or "FORCE_COLOR" in os.environ:
+    if is_terminal() or "FORCE_COLOR" in os.environ:
         console = Console(file=sys.stdout, highlight=False, emoji=False, markup=False)
         for renderable in renderables:
             console.print(renderable)
         return
     # For a pipe or a file: no column cut, no trailing blanks.
-    width = int(os.environ.get("COLUMNS", "")) if os.environ.get("COLUMNS", "").isdecimal() else _PIPE_COLUMNS
     text = io.StringIO()
-    plain = Console(file=text, highlight=False, emoji=False, markup=False, width=width, no_color=True)
+    plain = Console(file=text, highlight=False, emoji=False, markup=False, width=_PIPE_COLUMNS, no_color=True)
     for renderable in renderables:
-        plain.print(renderable)
+        plain.print(renderable, soft_wrap=isinstance(renderable, str))
     for line in text.getvalue().splitlines():
         _write(line.rstrip())
+
+
+def is_terminal() -> bool:
+    """Whether a person looks at stdout."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table; where the terminal is narrow, columns of the lowest `rank` go first, and rank 0 never goes."""
+
+    heading: str
+    rank: int = 0
+    right: bool = False
+
+
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Table:
+    """A table whose cells are never cut: what does not fit on the terminal is left out by whole columns."""
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.table import Table
+
+    widths = [
+        max(cell_len(text) for text in (column.heading, *(row[index] for row in rows))) for index, column in enumerate(columns)
+    ]
+    kept = list(range(len(columns)))
+    room = Console(file=sys.stdout).width if is_terminal() else _PIPE_COLUMNS
+    while sum(widths[index] + 2 for index in kept) - 2 > room and any(columns[index].rank for index in kept):
+        kept.remove(max(kept, key=lambda index: columns[index].rank))
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for index in kept:
+        made.add_column(columns[index].heading, justify="right" if columns[index].right else "left", no_wrap=True)
+    for row in rows:
+        made.add_row(*(row[index] for index in kept))
+    return made
 
 
 def grid(rows: Iterable[tuple[str, str]], *, indent: int = 2) -> Table:
@@ -82,4 +117,5 @@ def _write(text: str) -> None:
 
 def silence_stdout() -> None:
     """Let whatever is still printed, at exit too, go nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brim.cli._command import verb
@@ -43,10 +42,5 @@ def _rows(found: Environment) -> list[tuple[str, str]]:
     missing = ", ".join(name for name, version in found.packages.items() if version is None)
     rows.append((_("Not installed"), missing or "-"))
     rows += list(found.variables.items())
-    rows.append((_("Cache folder"), _without_home(found.cache_folder)))
+    rows.append((_("Cache folder"), found.cache_folder))
     return rows + [(_("Problem"), text) for text in found.problems]
-
-
-def _without_home(path: str) -> str:
-    home = str(Path.home())
-    return "~" + path.removeprefix(home) if path.startswith(home + "/") else path

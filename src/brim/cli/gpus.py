@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from brim.cli._command import Size, option, verb
-from brim.cli._output import bar, grid, note, print_json, show
+from brim.cli._command import Size, option, refuse_filters, verb
+from brim.cli._output import Column, bar, grid, note, print_json, show, table
 from brim.locale import N_, _
 from brim.sizes import GIB, format_bytes
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
 )
 @click.argument("name", required=False)
-@option("--vendor", type=click.Choice(["nvidia", "amd", "apple"]), help=N_("Only this vendor's GPUs."))
+@option("--vendor", type=click.Choice(["nvidia", "amd", "apple"], case_sensitive=False), help=N_("Only this vendor's GPUs."))
 @option("--min-memory", type=Size(), help=N_("Only cards with at least this much usable memory."))
 @option("--bf16", is_flag=True, help=N_("Only cards that multiply in bfloat16 natively."))
 def command(name: str | None, vendor: str | None, min_memory: int | None, bf16: bool, as_json: bool) -> None:
@@ -34,6 +34,7 @@ def command(name: str | None, vendor: str | None, min_memory: int | None, bf16: 
     from brim.machine.catalogue import find_gpu, gpus
 
     if name is not None:
+        refuse_filters(_("one GPU"), {"--vendor": vendor, "--min-memory": min_memory, "--bf16": bf16})
         _one(find_gpu(name), as_json)
         return
     chosen = [
@@ -45,7 +46,7 @@ def command(name: str | None, vendor: str | None, min_memory: int | None, bf16: 
         print_json({"schema": "brim.gpus/1", "gpus": [dataclasses.asdict(gpu) for gpu in chosen]})
         return
     show(_table(chosen))
-    note(_("{count} GPUs. `brim gpus NAME` shows one; --json has all facts.").format(count=len(chosen)))
+    note(_("GPUs shown: {count}. `brim gpus NAME` shows one; --json has all facts.").format(count=len(chosen)))
 
 
 def _one(choice: GPUChoice, as_json: bool) -> None:
@@ -94,34 +95,31 @@ def _facts(choice: GPUChoice) -> list[tuple[str, str]]:
 
 
 def _table(chosen: list[GPU]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading, settings in (
-        (_("Name"), {"no_wrap": True}),
-        (_("Usable"), {"justify": "right"}),
-        ("", {"no_wrap": True}),
-        (_("Arch."), {}),
-        (_("half-precision TFLOP/s"), {"justify": "right"}),
-        ("GB/s", {"justify": "right"}),
-        ("bf16", {}),
-        (_("flash"), {}),
-    ):
-        table.add_column(heading, **settings)
+    columns = (
+        Column(_("Name")),
+        Column(_("Usable"), right=True),
+        Column("", rank=5),
+        Column(_("Arch."), rank=2),
+        Column("fp16 TFLOP/s", rank=1, right=True),
+        Column("GB/s", rank=1, right=True),
+        Column("bf16", rank=3),
+        Column(_("flash"), rank=4),
+    )
     largest = max((gpu.usable_bytes for gpu in chosen), default=GIB)
-    for gpu in chosen:
-        half = gpu.dense_flops.get("fp16") or gpu.dense_flops.get("bf16")
-        table.add_row(
+    rows = [
+        (
             gpu.name,
             format_bytes(gpu.usable_bytes),
             bar(gpu.usable_bytes / largest, width=12),
             gpu.architecture or f"sm_{(gpu.compute_capability or '').replace('.', '')}",
-            _number(half, 1e12),
+            _number(gpu.dense_flops.get("fp16") or gpu.dense_flops.get("bf16"), 1e12),
             _number(gpu.bandwidth_bytes_per_second, 1e9),
             _yes(gpu.bf16),
             _yes(gpu.flash_attention),
         )
-    return table
+        for gpu in chosen
+    ]
+    return table(columns, rows)
 
 
 def _number(value: Any, unit: float) -> str:

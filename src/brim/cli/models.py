@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from brim.cli._command import option, verb
-from brim.cli._output import grid, note, print_json, show
+from brim.cli._command import option, refuse_filters, verb
+from brim.cli._output import Column, grid, note, print_json, show, table
 from brim.locale import N_, _
 from brim.sizes import format_count
 
@@ -34,6 +34,7 @@ def command(name: str | None, search: str | None, task: str | None, trust_remote
     if name is not None:
         from brim.workload.resolve import find_model
 
+        refuse_filters(_("one model"), {"--search": search, "--task": task})
         _one(find_model(name, trust_remote_code=trust_remote_code), as_json)
         return
     from brim.workload.cards import models
@@ -43,7 +44,7 @@ def command(name: str | None, search: str | None, task: str | None, trust_remote
         print_json({"schema": "brim.models/1", "models": [_entry(card) for card in chosen]})
         return
     show(_table(chosen))
-    note(_("{count} models. `brim models NAME` shows one; --json has all facts.").format(count=len(chosen)))
+    note(_("Models shown: {count}. `brim models NAME` shows one; --json has all facts.").format(count=len(chosen)))
 
 
 def _matches(card: ModelCard, search: str | None) -> bool:
@@ -90,25 +91,27 @@ def _facts(model: Model) -> list[tuple[str, str]]:
         if card.same_architecture:
             rows.append((_("Same architecture"), ", ".join(card.same_architecture)))
     elif model.origin in {"folder", "hub"}:
-        rows.append((_("Weights"), _("present") if model.has_weights else _("absent: good for planning, not for training")))
+        absent = _("not downloaded") if model.origin == "hub" else _("absent: good for planning, not for training")
+        rows.append((_("Weights"), _("present") if model.has_weights else absent))
     if model.config:
         rows += [(key, _shorten(value)) for key, value in model.config.items() if key != "architectures"]
     return rows
 
 
 def _table(chosen: list[ModelCard]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(_("Name"), no_wrap=True)
-    table.add_column(_("Parameters"), justify="right")
-    table.add_column("", justify="right")
-    table.add_column(_("Task"))
-    table.add_column(_("Class"))
-    table.add_column("Hub")
-    for card in chosen:
-        table.add_row(card.name, f"{card.parameters:,}", format_count(card.parameters), card.task, card.class_name, card.hub_id)
-    return table
+    columns = (
+        Column(_("Name")),
+        Column(_("Parameters"), rank=2, right=True),
+        Column(""),
+        Column(_("Task"), rank=1),
+        Column(_("Class"), rank=3),
+        Column("Hub", rank=4),
+    )
+    rows = [
+        (card.name, f"{card.parameters:,}", format_count(card.parameters), card.task, card.class_name, card.hub_id)
+        for card in chosen
+    ]
+    return table(columns, rows)
 
 
 def _shorten(value: Any) -> str:

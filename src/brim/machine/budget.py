@@ -10,6 +10,7 @@ that could be seen from outside, so there the limit counts the whole process.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import signal
@@ -28,7 +29,7 @@ from brim.locale import _, sentences
 from brim.machine import child
 from brim.machine.child import Ended, Returned, Started, Task, kill_group, receive, send
 from brim.machine.host import oom_kills
-from brim.sizes import format_bytes
+from brim.sizes import format_bytes, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,8 @@ Verdict = Literal["ok", "out-of-memory", "killed", "timeout", "crash"]
 MALLOC_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 _TAIL_BYTES = 64 * 1024
 _EXIT_GRACE_SECONDS = 5.0
+_IMPORT_SECONDS = 300.0
+"""How long the modules of `preload` may take to import: generous, for network file systems."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +84,7 @@ def run(
     function: Callable[..., Any],
     /,
     *arguments: Any,
-    memory_bytes: int | None = None,
+    memory_bytes: int | str | None = None,
     timeout_seconds: float | None = None,
     preload: Sequence[str] = (),
     warm_up: Callable[[], Any] | None = None,
@@ -102,6 +105,11 @@ class ForkServer:
     """
 
     def __init__(self, *, environment: Mapping[str, str] | None = None) -> None:
+        if child.importing_main:
+            raise UsageError(
+                _("This script starts child processes while it is being imported by one."),
+                hint=_('Put the call under `if __name__ == "__main__":`.'),
+            )
         if not hasattr(os, "fork"):
             raise UnsupportedError(_("Trial runs in child processes need fork, which this platform does not have."))
         self._lock = threading.Lock()
@@ -114,7 +122,7 @@ class ForkServer:
         function: Callable[..., Any],
         /,
         *arguments: Any,
-        memory_bytes: int | None = None,
+        memory_bytes: int | str | None = None,
         timeout_seconds: float | None = None,
         preload: Sequence[str] = (),
         warm_up: Callable[[], Any] | None = None,
@@ -122,11 +130,10 @@ class ForkServer:
     ) -> Outcome:
         """Run `function(*arguments, **keywords)` in a fork.
 
-        `memory_bytes` is what it may take above its footprint after `preload` is imported and `warm_up` has run; `timeout_seconds`
-        counts from the fork. The callable and its arguments must be importable from a module, as for any child process.
+        `memory_bytes` (a SIZE: an integer, or "1GiB") is what it may take above its footprint after `preload` is imported and `warm_up`
+        has run; `timeout_seconds` counts from the fork. The callable and its arguments must be importable from a module, as for any child.
         """
-        if memory_bytes is not None:
-            _require_data_limit()
+        budget_bytes = _checked(memory_bytes, timeout_seconds)
         payload = _pickle(function, arguments, keywords, warm_up)
         with self._lock, tempfile.TemporaryDirectory(prefix="brim-") as folder:
             task = Task(
@@ -134,7 +141,7 @@ class ForkServer:
                 preload=tuple(preload),
                 sys_path=tuple(sys.path),
                 main=_main_module() if b"__main__" in payload else {},
-                memory_bytes=memory_bytes,
+                memory_bytes=budget_bytes,
                 folder=folder,
             )
             kills_before, began = oom_kills(), time.monotonic()
@@ -149,21 +156,29 @@ class ForkServer:
                 "peak_bytes": returned.peak_bytes if returned else None,
             }
         if timed_out:
-            return Outcome(verdict="timeout", message=_timeout_message(timeout_seconds), **facts)
+            return Outcome(verdict="timeout", message=_timeout_message(timeout_seconds or _IMPORT_SECONDS), **facts)
         if returned is not None:
-            return _outcome_of_return(returned, memory_bytes, facts)
+            return _outcome_of_return(returned, budget_bytes, facts)
         return _outcome_of_status(status, oom_kills() > kills_before, facts)
 
     def close(self) -> None:
-        """End the server, and whatever still runs in it."""
-        if self._process is None or self._connection is None:
-            return
-        self._connection.close()
-        try:
-            self._process.wait(timeout=_EXIT_GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
+        """End the server, and whatever still runs in it. A later `run` starts a new one."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._process is not None:
+            try:
+                self._process.wait(timeout=_EXIT_GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._end()
+        self._process = self._connection = None
+
+    def _end(self) -> None:
+        """End a server that does not listen."""
+        if self._process is not None:
             kill_group(self._process.pid)
             self._process.wait()
+        if self._connection is not None:
+            self._connection.close()
         self._process = self._connection = None
 
     def __enter__(self) -> Self:
@@ -185,6 +200,9 @@ class ForkServer:
                 [sys.executable, "-c", program],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                # What a preloaded module prints is no output of ours.
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
                 env={**os.environ, **MALLOC_ENVIRONMENT, **self._environment},
                 # Ctrl-C in the terminal reaches the parent, which decides what becomes of its children.
                 start_new_session=True,
@@ -197,20 +215,22 @@ class ForkServer:
         pid: int | None = None
         timed_out = False
         try:
-            connection.settimeout(None)
+            connection.settimeout(_IMPORT_SECONDS)
             send(connection, task)
             while True:
                 try:
                     message = receive(connection)
                 except TimeoutError:
-                    assert pid is not None
                     timed_out = True
+                    if pid is None:  # still importing: the server itself hangs
+                        self._end()
+                        return 0, True
                     kill_group(pid)
                     connection.settimeout(None)
                     continue
                 if isinstance(message, Started):
                     pid = message.pid
-                    connection.settimeout(timeout_seconds)
+                    connection.settimeout(None if timeout_seconds == math.inf else timeout_seconds)
                 elif isinstance(message, Ended):
                     return message.status, timed_out
         except (EOFError, ConnectionError, pickle.UnpicklingError):
@@ -228,20 +248,21 @@ class ForkServer:
 def run_command(
     command: Sequence[str],
     *,
-    memory_bytes: int | None = None,
+    memory_bytes: int | str | None = None,
     timeout_seconds: float | None = None,
     environment: Mapping[str, str] | None = None,
     folder: str | Path | None = None,
 ) -> Outcome:
     """Run a command in a child; `memory_bytes` limits the whole process (and, separately, each process that it starts)."""
-    if memory_bytes is not None:
-        _require_data_limit()
+    if isinstance(command, str) or not command:
+        raise UsageError(_("A command is a list of words, the program first."))
+    limit_bytes = _checked(memory_bytes, timeout_seconds)
     kills_before, began = oom_kills(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="brim-") as scratch:
         stdout, stderr = Path(scratch) / "stdout", Path(scratch) / "stderr"
         with stdout.open("wb") as out, stderr.open("wb") as err:
             process = subprocess.Popen(
-                [sys.executable, child.__file__, str(memory_bytes or 0), *command],
+                [sys.executable, child.__file__, str(limit_bytes or 0), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -261,7 +282,7 @@ def run_command(
             "stdout": _tail(stdout),
             "stderr": _tail(stderr),
             "seconds": time.monotonic() - began,
-            "limit_bytes": memory_bytes,
+            "limit_bytes": limit_bytes,
         }
     if timed_out:
         return Outcome(verdict="timeout", message=_timeout_message(timeout_seconds), **facts)
@@ -350,13 +371,29 @@ def _main_module() -> dict[str, str]:
     """How a child may import what lives in this process's `__main__`, as multiprocessing's spawn does."""
     from multiprocessing import spawn
 
-    data = spawn.get_preparation_data("brim")
-    return {key: value for key, value in data.items() if key.startswith("init_main")}
+    data = {key: value for key, value in spawn.get_preparation_data("brim").items() if key.startswith("init_main")}
+    path = data.get("init_main_from_path")
+    if not data or (path is not None and not Path(path).is_file()):
+        raise UsageError(
+            _("What was defined at a prompt, in a notebook or on standard input cannot be sent to a child process."),
+            hint=_("Put the function into a file and import it from there."),
+        )
+    return data
 
 
 def _wait_status(return_code: int) -> int:
     """Subprocess's return code, as waitpid would have said it."""
     return -return_code if return_code < 0 else return_code << 8
+
+
+def _checked(memory_bytes: int | str | None, timeout_seconds: float | None) -> int | None:
+    """The budget in bytes; an error for what cannot be a budget or a time."""
+    if timeout_seconds is not None and not timeout_seconds > 0:
+        raise UsageError(_("A time limit of {seconds:g} s leaves no time at all.").format(seconds=timeout_seconds))
+    if memory_bytes is None:
+        return None
+    _require_data_limit()
+    return parse_size(memory_bytes)
 
 
 def _require_data_limit() -> None:

@@ -9,23 +9,27 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from brim.errors import UnknownNameError, UsageError
 from brim.locale import _, sentences
 from brim.machine.records import GPU, Accelerator, Machine
 from brim.sizes import GIB, MIB, format_bytes, parse_size
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 # Left out when names are compared: people and drivers disagree on them, and no two devices differ by them alone.
 _NOISE: Final = frozenset(
     {"nvidia", "amd", "apple", "geforce", "tesla", "quadro", "instinct", "radeon", "graphics", "gpu", "generation"}
 )
-_SIZE_ONLY: Final = re.compile(r"[0-9.]+\s*[gmt]i?b", re.IGNORECASE)
-_MULTIPLIED: Final = re.compile(r"(?P<what>.+?)\s*[*x×]\s*(?P<count>[0-9]+)|(?P<first>[0-9]+)\s*[*x×]\s*(?P<then>.+)")
+_SIZE_ONLY: Final = re.compile(r"[0-9.]+\s*[gmt](?:i?b)?", re.IGNORECASE)
+_COUNT_LAST: Final = re.compile(r"(?P<what>.+?)\s*[*x×]\s*(?P<count>[0-9]{1,6})", re.IGNORECASE)
+_COUNT_FIRST: Final = re.compile(r"(?P<count>[0-9]{1,6})\s*[*x×]\s*(?P<what>.+)", re.IGNORECASE)
 _BACKENDS: Final = {"nvidia": "cuda", "amd": "rocm", "apple": "mps"}
 
 
@@ -54,27 +58,46 @@ def gpus() -> tuple[GPU, ...]:
 
 
 def find_gpu(text: str) -> GPUChoice:
-    """Read what a person gave to `--gpu`: `t4`, "RTX 3080 20GB", `rtx-3080-20gb*2`, `24GiB`."""
-    what, count = _count(text.strip())
-    if _SIZE_ONLY.fullmatch(what):
-        gpu = generic_gpu(parse_size(what))
-        return GPUChoice(gpu, count, _("{label}: only its memory is known.").format(label=gpu.label))
-    key = _key(what)
-    by_name, by_family = _index()
-    if key in by_name:
-        return GPUChoice(by_name[key], count)
-    if key in by_family:
-        gpu = by_family[key]
-        taken = _("{given} is taken as {name}, the commonest variant; others: {others}.")
-        others = ", ".join(other.name for other in gpus() if other.family == gpu.family and other is not gpu)
-        return GPUChoice(gpu, count, taken.format(given=what, name=gpu.name, others=others) if others else "")
-    nearest = _nearest(key)
-    text = _("There is no GPU {given!r} in the catalogue.").format(given=what)
+    """Read what a person gave to `--gpu`: `t4`, "RTX 3080 20GB", `rtx-3080-20gb*2`, `2x3090`, `24GiB`."""
+    given = str(text).strip()
+    # "rtx" ends in the letter that also multiplies, and "2x3090" can be read from both ends: the reading whose name is known wins.
+    for what, count in _readings(given):
+        choice = _find_one(what)
+        if choice is not None:
+            if count < 1:
+                raise UsageError(_("{text!r} asks for 0 GPUs.").format(text=given), hint=_("Write for example t4*2."))
+            return replace(choice, count=count)
+    nearest = _nearest(_key(given))
+    text_ = _("There is no GPU {given!r} in the catalogue.").format(given=given)
     raise UnknownNameError(
-        sentences(text, _("Nearest: {names}.").format(names=", ".join(nearest)) if nearest else ""),
+        sentences(text_, _("Nearest: {names}.").format(names=", ".join(nearest)) if nearest else ""),
         nearest=nearest,
         hint=_("`brim gpus` lists all; a memory size such as 24GiB stands for any card of that size."),
     )
+
+
+def _readings(text: str) -> Iterator[tuple[str, int]]:
+    yield text, 1
+    for pattern in (_COUNT_LAST, _COUNT_FIRST):
+        match = pattern.fullmatch(text)
+        if match is not None:
+            yield match["what"].strip(), int(match["count"])
+
+
+def _find_one(what: str) -> GPUChoice | None:
+    if _SIZE_ONLY.fullmatch(what):
+        gpu = generic_gpu(parse_size(what))
+        return GPUChoice(gpu, 1, _("{label}: only its memory is known.").format(label=gpu.label))
+    by_name, by_family = _index()
+    key = _key(what)
+    if key in by_name:
+        return GPUChoice(by_name[key])
+    if key not in by_family:
+        return None
+    gpu = by_family[key]
+    others = ", ".join(other.name for other in gpus() if other.family == gpu.family and other is not gpu)
+    taken = _("{given} is taken as {name}, the commonest variant; others: {others}.")
+    return GPUChoice(gpu, 1, taken.format(given=what, name=gpu.name, others=others) if others else "")
 
 
 def gpu_of_driver(driver_name: str, total_bytes: int) -> GPU | None:
@@ -100,23 +123,10 @@ def generic_gpu(memory_bytes: int) -> GPU:
     )  # fmt: skip
 
 
-def _count(text: str) -> tuple[str, int]:
-    match = _MULTIPLIED.fullmatch(text)
-    if match is None:
-        return text, 1
-    what, number = (match["what"], match["count"]) if match["what"] else (match["then"], match["first"])
-    # "rtx" ends in the letter that also multiplies: "rtx 3090" is a name, "t4 x 2" and "t4x2" are a count.
-    if _key(text) in _index()[0] or _key(text) in _index()[1] or what.strip().lower() in {"rt", "nvidia rt", "geforce rt"}:
-        return text, 1
-    if int(number) < 1:
-        raise UsageError(_("{text!r} asks for 0 GPUs.").format(text=text), hint=_("Write for example t4*2."))
-    return what, int(number)
-
-
 def _key(name: str) -> str:
     """One spelling for comparison: lower case, no vendor, no punctuation, `20 GB` and `20gib` as `20gb`."""
     text = re.sub(r"[\s_\-/()®™,]+", " ", name.lower())
-    text = re.sub(r"\b([0-9]+)\s*gi?b\b", r"\1gb", text)
+    text = re.sub(r"\b([0-9]+)\s*g(?:i?b)?\b", r"\1gb", text)
     # "rtx3080" and "rtx 3080", "3080ti" and "3080 ti", "4070 tisuper": the same card.
     text = re.sub(r"\b(rtx|gtx|gh|mi|rx)\s*(?=[0-9])", r"\1 ", text)
     text = re.sub(r"(?<=[0-9])\s*(ti|super)\b", r" \1", text)
@@ -126,15 +136,20 @@ def _key(name: str) -> str:
 
 @cache
 def _index() -> tuple[dict[str, GPU], dict[str, GPU]]:
-    """Two look-ups: every name and alias; every bare name with its commonest variant."""
+    """Two look-ups: every name and alias; every name that leaves the variant open, with the commonest one."""
     names: dict[str, GPU] = {}
     families: dict[str, GPU] = {}
-    for gpu in gpus():
-        for name in (gpu.name, gpu.label, *gpu.aliases):
-            names.setdefault(_key(name), gpu)
-            names.setdefault(_key(name).removeprefix("rtx"), gpu)  # "4060 ti 16gb", as people say it
+    for gpu in sorted(gpus(), key=lambda gpu: not gpu.commonest):
+        spelled = [gpu.name, gpu.label, *gpu.aliases]
+        if gpu.name == gpu.family:
+            spelled.append(f"{gpu.name} {gpu.memory_bytes // GIB}gb")  # the size of a card that has one size may be said
+        for name in spelled:
+            key = _key(name)
+            names.setdefault(key, gpu)
+            names.setdefault(key.removeprefix("rtx"), gpu)  # "4060 ti 16gb", as people say it
+            families.setdefault(re.sub(r"[0-9]+gb$", "", key), gpu)  # "h100 sxm", "a100 pcie"
         if gpu.commonest:
-            families.setdefault(_key(gpu.family), gpu)
+            families[_key(gpu.family)] = gpu
             families.setdefault(_key(gpu.family).removeprefix("rtx"), gpu)
     # A bare name that is also an alias means the family, so that the choice of a variant is said aloud.
     for key, gpu in families.items():
@@ -146,9 +161,9 @@ def _index() -> tuple[dict[str, GPU], dict[str, GPU]]:
 def _nearest(key: str) -> tuple[str, ...]:
     by_name, by_family = _index()
     known = {**{name: gpu.name for name, gpu in by_family.items()}, **{name: gpu.name for name, gpu in by_name.items()}}
-    found = get_close_matches(key, known, n=8, cutoff=0.5)
-    inside = [name for name in known if key and (key in name or name in key)]
-    return tuple(dict.fromkeys(known[name] for name in (*inside[:3], *found)))[:5]
+    close = get_close_matches(key, known, n=8, cutoff=0.5)
+    inside = [name for name in known if len(key) > 1 and key in name]
+    return tuple(dict.fromkeys(known[name] for name in (*close[:3], *inside[:3], *close)))[:5]
 
 
 def _gpu(entry: dict[str, Any]) -> GPU:

@@ -33,6 +33,9 @@ _HEADER = struct.Struct("!Q")
 _PR_SET_PDEATHSIG = 1
 _POLL_MILLISECONDS = 10
 
+importing_main = False
+"""Whether this process is importing its parent's script: a script without a guard would start its children again, without end."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -117,8 +120,12 @@ def serve(descriptor: int) -> None:
         if pid == 0:
             connection.close()
             _run_and_exit(task)
-        send(connection, Started(pid))
-        send(connection, Ended(_wait(connection, pid)))
+        try:
+            send(connection, Started(pid))
+            send(connection, Ended(_wait(connection, pid)))
+        except BrokenPipeError:  # the parent is gone, and wants no answer
+            kill_group(pid)
+            return
 
 
 def _wait(connection: socket.socket, pid: int) -> int:
@@ -213,7 +220,12 @@ def _load(task: Task) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, An
     if task.main:
         from multiprocessing import spawn
 
-        spawn.prepare(dict(task.main))
+        global importing_main
+        importing_main = True
+        try:
+            spawn.prepare(dict(task.main))
+        finally:
+            importing_main = False
     loaded: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Callable[[], Any] | None]
     loaded = pickle.loads(task.payload)  # noqa: S301 (from our own parent, over a socket pair)
     return loaded

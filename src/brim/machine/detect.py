@@ -1,7 +1,7 @@
-"""Which machine is this? The host at once, NVIDIA cards through NVML at once, everything else through torch if asked.
+"""Which machine is this? The host and NVIDIA cards at once, everything else from what torch says.
 
-Torch takes seconds to import and may even crash a machine on which it does not fit, so it is asked in a child process, and only where
-`deep` says so.
+Torch takes seconds to import, and may crash on a machine that it does not fit. So `detect` does without it, and `ask_torch` asks it
+in a child process, for those who need to know more.
 """
 
 from __future__ import annotations

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from importlib import metadata
+from pathlib import Path
 from typing import ClassVar
 
 from brim.locale import _
@@ -66,11 +68,11 @@ def env() -> Environment:
         python=f"{platform.python_version()} ({platform.python_implementation()})",
         platform=platform.platform(),
         packages={name: _version(name) for name in PACKAGES},
-        machine=machine,
+        machine=replace(machine, accelerators=tuple(replace(device, uuid=None) for device in machine.accelerators)),
         torch=torch,
         cpu_bf16=cpu_bf16,
-        variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
-        cache_folder=str(cache_folder()),
+        variables={name: _discreet(os.environ[name]) for name in VARIABLES if name in os.environ},
+        cache_folder=_discreet(str(cache_folder())),
         problems=tuple(problems),
     )
 
@@ -88,6 +90,11 @@ def _troubles_of_host(machine: Machine) -> list[str]:
         return []
     text = _("/dev/shm has only {size}: DataLoader workers may die of a bus error. In Docker, start with --shm-size=8g.")
     return [text.format(size=format_bytes(host.shm_bytes))]
+
+
+def _discreet(value: str) -> str:
+    """Without the password in an address, and with ~ for the home folder, whose name is the person's."""
+    return re.sub(r"//[^/@\s]*@", "//", value).replace(str(Path.home()), "~")
 
 
 def _version(package: str) -> str | None:

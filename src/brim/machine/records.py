@@ -11,9 +11,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from brim.record import STRICT, Record
+from brim.record import STRICT, Bytes, Record
 
-Bytes = Annotated[int, Field(ge=0)]
 Backend = Literal["cuda", "rocm", "mps", "xpu", "npu", "cpu"]
 Number = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4"]
 """A number format that the arithmetic units multiply in."""

@@ -8,8 +8,8 @@ Attention (aten/src/ATen/native/transformers/{sdp_utils_cpp.cpp,cuda/sdp_utils.c
 
 - A boolean mask becomes an additive one in the query's dtype, once per call, and is saved for backward.
 - CPU: flash unless there is dropout or the value's head size differs; then the mathematical form.
-- CUDA: flash (sm80 and newer, half precision, no mask), else memory-efficient (sm50 and newer, no grouped heads), else the mathematical form,
-  which holds the S x S scores, in float32 even for half precision.
+- CUDA: flash (sm80 and newer, half precision, no mask), else memory-efficient (no grouped heads), else the mathematical form, which
+  holds the S x S scores, in float32 even for half precision.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Kernels(TorchFunctionMode):
         self._tracer = tracer
         self.chosen: set[AttentionKernel] = set()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: D105
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)

@@ -59,14 +59,17 @@ def _adafactor(parameters: list[torch.nn.Parameter]) -> Stepper:
     """The Trainer's `adafactor`: transformers' own, with the Trainer's settings."""
     from transformers.optimization import Adafactor
 
-    optimizer: Stepper = Adafactor(parameters, lr=1e-4, scale_parameter=False, relative_step=False)
+    made: Any = Adafactor
+    optimizer: Stepper = made(parameters, lr=1e-4, scale_parameter=False, relative_step=False)
     return optimizer
 
 
 class _Stateful:
     """An optimizer whose step is one kernel: it has a state, and no temporaries."""
 
-    def __init__(self, parameters: list[torch.nn.Parameter], make_state: Callable[[torch.Tensor], dict[str, torch.Tensor]]) -> None:
+    def __init__(
+        self, parameters: list[torch.nn.Parameter], make_state: Callable[[torch.Tensor], dict[str, torch.Tensor]]
+    ) -> None:
         self._parameters = parameters
         self._make_state = make_state
         self.state: dict[torch.nn.Parameter, dict[str, torch.Tensor]] = {}
@@ -91,7 +94,7 @@ class _Lion(_Stateful):
         super().__init__(parameters, lambda parameter: {"exp_avg": torch.zeros_like(parameter)})
 
     def step(self) -> None:
-        """update = sign(b1 * m + (1 - b1) * g), computed in a copy of the moment."""
+        """Compute `update = sign(b1 * m + (1 - b1) * g)` in a copy of the moment."""
         super().step()
         for parameter in self._parameters:
             if parameter.grad is not None:

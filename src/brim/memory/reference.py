@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from brim.memory.trace import Trace, Tracer
 from brim.workload.words import Attention, Method, Optimizer, Precision, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -155,7 +156,9 @@ def _with_lora(model: Any, setup: Setup) -> Any:
 
 def _checkpoint_every(model: nn.Module, every: int) -> None:
     """Keep checkpointing on every `every`-th layer only."""
-    layers = [module for module in model.modules() if getattr(module, "gradient_checkpointing", None) is True and _is_layer(module)]
+    layers = [
+        module for module in model.modules() if getattr(module, "gradient_checkpointing", None) is True and _is_layer(module)
+    ]
     for index, layer in enumerate(layers):
         layer.gradient_checkpointing = index % every == 0  # type: ignore[assignment]
 

@@ -140,7 +140,7 @@ class Tracer(TorchDispatchMode):
             for handle in handles:
                 handle.remove()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: D105
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             if self._scalar is None:
                 raise DataDependentError

@@ -7,7 +7,7 @@ The facts stand in `catalogue/*.toml`, each with its source. A model is named by
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
@@ -39,6 +39,8 @@ class ModelCard:
     aliases: tuple[str, ...] = ()
     same_architecture: tuple[str, ...] = ()
     """Hub ids of other models with exactly these parameters."""
+    differences: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By Hub id: what a sibling's config.json says otherwise (context, rotary base, dtype); none of it shapes a parameter."""
 
     @property
     def model_type(self) -> str:
@@ -57,8 +59,16 @@ def models() -> tuple[ModelCard, ...]:
 
 
 def find_card(name: str) -> ModelCard | None:
-    """The catalogue's model of this short name or Hub id, in any case; None if it has none."""
-    return _index().get(_key(name))
+    """The catalogue's model of this short name or Hub id, in any case, with the facts of that very sibling; None if unknown."""
+    card = _index().get(_key(name))
+    if card is None:
+        return None
+    key = _key(name)
+    for hub_id in card.same_architecture:
+        if key in {_key(hub_id), _key(hub_id.rpartition("/")[2])} and key not in {_key(card.name), *map(_key, card.aliases)}:
+            own = dict(card.differences.get(hub_id, {}))
+            return replace(card, hub_id=hub_id, dtype=own.pop("dtype", card.dtype), config={**card.config, **own})
+    return card
 
 
 def nearest_models(name: str) -> tuple[str, ...]:

@@ -13,17 +13,15 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from brim.locale import _
-from brim.record import STRICT, Record
+from brim.record import STRICT, Count, PositiveInt, Record
 from brim.workload.words import (
     Attention,
     Checkpointing,
-    Count,
     DType,
     Loss,
     Method,
     Offload,
     Optimizer,
-    PositiveInt,
     Precision,
     Sharding,
     Task,

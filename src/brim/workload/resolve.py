@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import os
 import re
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
 from brim.errors import RunError, UnknownNameError, UsageError
 from brim.locale import _, sentences
@@ -29,6 +32,8 @@ Origin = Literal["catalogue", "folder", "config", "hub", "function"]
 _FUNCTION = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<function>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 _HUB_ID = re.compile(r"(?:\w[\w.\-]*/)?\w[\w.\-]*", re.ASCII)
 _WEIGHTS = ("*.safetensors", "*.bin")
+_HUB_SECONDS = 4.0
+_LONGEST_REASON = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,18 +69,27 @@ class Model:
         """The module with fresh weights: on `meta` it takes no memory."""
         import torch
 
-        with torch.device(device):
-            if self.factory is not None:
+        if self.factory is None:
+            with torch.device(device):
+                return self._build_from_config()
+        try:
+            with torch.device(device):
                 return self._call_factory()
-            return self._build_from_config()
+        except RunError:
+            if device != "meta":
+                raise
+        # Code that looks at values (`.item()` while it builds) cannot run without memory: build it for real, then let the memory go.
+        return self._call_factory().to("meta")
 
     def _call_factory(self) -> nn.Module:
         from torch import nn
 
         assert self.factory is not None
         try:
-            module = self.factory()
-        except Exception as error:
+            # What the user's code prints is not the answer of the command that asked for the model.
+            with contextlib.redirect_stdout(sys.stderr):
+                module = self.factory()
+        except (Exception, SystemExit) as error:
             raise RunError(_("{given} failed: {why}.").format(given=self.given, why=_told(error))) from error
         if not isinstance(module, nn.Module):
             text = _("{given} returned {kind}, and a torch.nn.Module is needed.")
@@ -88,9 +102,9 @@ class Model:
         assert self.config is not None
         facts = dict(self.config)
         try:
-            if self.folder is not None and self.trust_remote_code:
+            if self.folder is not None and self.trust_remote_code and "auto_map" in facts:
                 config = transformers.AutoConfig.from_pretrained(self.folder, trust_remote_code=True)
-                automatic: Any = transformers.AutoModelForCausalLM
+                automatic: Any = _automatic_class(facts["auto_map"])
                 remote: nn.Module = automatic.from_config(config, trust_remote_code=True)
                 return remote
             config = transformers.AutoConfig.for_model(**facts)
@@ -108,37 +122,52 @@ class Model:
         import transformers
 
         found = getattr(transformers, self.class_name or "", None)
-        if found is None:
+        if not isinstance(found, type) or not issubclass(found, transformers.PreTrainedModel):
             mapping = transformers.AutoModelForCausalLM._model_mapping  # noqa: SLF001 (there is no public look-up)
             found = mapping.get(type(config), None)
-        if not isinstance(found, type):
+        if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
             text = _("{name}: its class {class_name} is not in transformers {version}.")
             raise UsageError(text.format(name=self.name, class_name=self.class_name, version=transformers.__version__))
         return found
 
 
-def find_model(given: str, *, trust_remote_code: bool = False) -> Model:
+def find_model(given: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Model:
     """Find the model that `given` names; an error that lists the nearest names where there is none."""
-    text = given.strip()
+    text = os.fspath(given).strip()
     if not text:
         raise UsageError(_("A model is needed: a catalogue name, a Hub id, a folder, a config.json or module:function."))
-    path = Path(text).expanduser()
-    if path.is_dir():
-        return _of_folder(text, path, trust_remote_code)
-    if path.is_file():
-        return _of_config_file(text, path, trust_remote_code)
+    path = _existing(text)
     card = find_card(text)
+    # A folder wins over the catalogue if it holds a model; one that merely has the name of a model does not.
+    if path is not None and path.is_dir() and (card is None or (path / "config.json").is_file()):
+        return _of_folder(text, path, trust_remote_code)
+    if path is not None and path.is_file():
+        return _of_config_file(text, path, trust_remote_code)
     if card is not None:
         return Model(
             given=text, origin="catalogue", name=card.name, config={**card.config, "architectures": [card.class_name]},
             class_name=card.class_name, card=card,
         )  # fmt: skip
+    if ".py:" in text:
+        better = text.replace("/", ".").replace(".py:", ":").lstrip(".")
+        raise UsageError(
+            _("{given} names a file; a function is named module:function, here {better}.").format(given=text, better=better)
+        )
     match = _FUNCTION.fullmatch(text)
     if match is not None:
         return _of_function(text, match["module"], match["function"])
     if text.endswith(".json") or text.startswith(("./", "../", "/", "~")):
         raise UsageError(_("There is no file or folder {path}.").format(path=text))
     return _of_hub(text, trust_remote_code)
+
+
+def _existing(text: str) -> Path | None:
+    """The file or folder of this name, if there is one; a name that no file system takes is not one."""
+    try:
+        path = Path(text).expanduser()
+        return path if path.exists() else None
+    except (OSError, ValueError, RuntimeError):
+        return None
 
 
 def _of_folder(given: str, folder: Path, trust_remote_code: bool) -> Model:
@@ -155,8 +184,7 @@ def _of_folder(given: str, folder: Path, trust_remote_code: bool) -> Model:
             _("{path} is not a model folder: it has no config.json (it has: {found}).").format(path=given, found=found),
             hint=_("A model folder is what save_pretrained writes; for planning, config.json alone is enough."),
         )
-    has_weights = any(next(folder.glob(pattern), None) is not None for pattern in _WEIGHTS)
-    return _of_config(given, "folder", config_file, trust_remote_code, folder=folder, has_weights=has_weights)
+    return _of_config(given, "folder", config_file, trust_remote_code, folder=folder, has_weights=_has_weights(folder))
 
 
 def _of_config_file(given: str, path: Path, trust_remote_code: bool) -> Model:
@@ -197,13 +225,14 @@ def _of_function(given: str, module_name: str, function_name: str) -> Model:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        found: Any = importlib.import_module(module_name)
+        with contextlib.redirect_stdout(sys.stderr):
+            found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and module_name.startswith(error.name):
             text = _("There is no module {module} in the current folder or among the installed packages.")
             raise UsageError(text.format(module=module_name)) from error
         raise RunError(_("Importing {module} failed: {why}.").format(module=module_name, why=_told(error))) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RunError(_("Importing {module} failed: {why}.").format(module=module_name, why=_told(error))) from error
     for part in function_name.split("."):
         if not hasattr(found, part):
@@ -211,6 +240,11 @@ def _of_function(given: str, module_name: str, function_name: str) -> Model:
             text = _("{module} has no {function}; it has: {names}.")
             raise UsageError(text.format(module=module_name, function=function_name, names=", ".join(names[:8]) or "-"))
         found = getattr(found, part)
+    from torch import nn
+
+    if isinstance(found, nn.Module):
+        module = found
+        return Model(given=given, origin="function", name=given, factory=lambda: module)
     if not callable(found):
         raise UsageError(_("{given} is not a function.").format(given=given))
     return Model(given=given, origin="function", name=given, factory=found)
@@ -224,17 +258,28 @@ def _of_hub(given: str, trust_remote_code: bool) -> Model:
         with contextlib.suppress(errors.HFValidationError):
             cached = try_to_load_from_cache(given, "config.json")
     if isinstance(cached, str):
-        return _of_config(given, "hub", Path(cached), trust_remote_code, folder=Path(cached).parent)
+        return _of_hub_folder(given, Path(cached), trust_remote_code)
     # A word without an owner is far more often a misspelt catalogue name than one of the Hub's few old ids: no network for it.
     if _HUB_ID.fullmatch(given) is None or "/" not in given:
         raise _unknown(given, _("There is no model {given!r} in the catalogue, and no such folder.").format(given=given))
-    path = _download_config(given)
-    return _of_config(given, "hub", path, trust_remote_code, folder=path.parent)
+    return _of_hub_folder(given, _download_config(given), trust_remote_code)
+
+
+def _of_hub_folder(given: str, config_file: Path, trust_remote_code: bool) -> Model:
+    folder = config_file.parent
+    return _of_config(given, "hub", config_file, trust_remote_code, folder=folder, has_weights=_has_weights(folder))
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(next(folder.glob(pattern), None) is not None for pattern in _WEIGHTS)
 
 
 def _download_config(given: str) -> Path:
-    from huggingface_hub import errors, hf_hub_download
+    from huggingface_hub import constants, errors, hf_hub_download
 
+    if not constants.is_offline_mode() and not _answers(constants.ENDPOINT):
+        text = _("{given} is not in brim's catalogue, not on this disk, and {hub} does not answer.")
+        raise _unknown(given, text.format(given=given, hub=constants.ENDPOINT))
     try:
         return Path(hf_hub_download(given, "config.json"))
     except errors.GatedRepoError as error:
@@ -255,6 +300,20 @@ def _download_config(given: str) -> Path:
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         text = _("{given} is not in brim's catalogue, and the Hub did not give its config.json: {why}.")
         raise _unknown(given, text.format(given=given, why=_told(error))) from error
+
+
+def _answers(endpoint: str) -> bool:
+    """Whether the Hub's address can be reached at all: its own client would try for half a minute."""
+    proxies = ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
+    if any(os.environ.get(name) for name in proxies):
+        return True
+    parts = urlsplit(endpoint)
+    port = parts.port or (80 if parts.scheme == "http" else 443)
+    try:
+        with socket.create_connection((parts.hostname or "", port), timeout=_HUB_SECONDS):
+            return True
+    except OSError:
+        return False
 
 
 def _unknown(given: str, message: str, hint: str | None = None) -> UnknownNameError:
@@ -316,6 +375,18 @@ def _untie_output(model: Any, config: Mapping[str, Any]) -> None:
         output.weight = torch.nn.Parameter(output.weight.detach().clone())
 
 
+def _automatic_class(auto_map: Mapping[str, Any]) -> Any:
+    """The Auto class through which a model's own code is meant to be loaded."""
+    import transformers
+
+    for name in ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModel"):
+        if name in auto_map:
+            return getattr(transformers, name)
+    return transformers.AutoModel
+
+
 def _told(error: BaseException) -> str:
     first = str(error).strip().partition("\n")[0].rstrip(".")
+    if len(first) > _LONGEST_REASON:
+        first = first[:_LONGEST_REASON] + "..."
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -44,8 +44,3 @@ Kind = Literal[
     "buffers", "communication", "workspace", "context", "fragmentation",
 ]  # fmt: skip
 """What a byte on the device is used for."""
-
-PositiveInt = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
-Bytes = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(ge=0)]
