@@ -45,6 +45,14 @@ OUT_OF_MEMORY = [
     ("cpu", "Traceback (most recent call last):\n  File \"train.py\", line 3, in <module>\nMemoryError"),
     ("cpu", "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.45 GiB for an array"),
     ("cuda", "Traceback (most recent call last):\n  File \"t.py\", line 3\ntorch.OutOfMemoryError: tried"),
+    ("cuda", "Triton Error [CUDA]: out of memory"),
+    ("cuda", "cuda runtime error (2) : out of memory at /pytorch/aten/src/THC/generic/THCStorage.cu:58"),
+    ("nccl", "Failed to CUDA host alloc 4194304 bytes"),
+    ("cpu", "[WinError 1455] The paging file is too small for this operation to complete"),
+    ("cpu", "Error while deserializing header: Cannot allocate memory (os error 12)"),
+    ("cpu", "libtorch_cpu.so: failed to map segment from shared object"),
+    ("cpu", "OpenBLAS error: Memory allocation still failed after 10 retries, giving up."),
+    ("killed", "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0"),
     ("killed", "DataLoader worker (pid 4711) is killed by signal: Killed. "),
     ("killed", "process 1 terminated with signal SIGKILL"),
     ("killed", "Signal 9 (SIGKILL) received by PID 12345"),
@@ -53,6 +61,9 @@ OUT_OF_MEMORY = [
 NEAR_MISSES = [
     "out of memory",  # says nobody in particular: a user's own exception, a log line
     "The model ran out of memory tokens",
+    "if you see CUDA out of memory, lower the batch size",
+    "to avoid [Errno 12] raise the limit",
+    "ENOMEM is 12",
     "CUDA error: device-side assert triggered",
     "CUDA error: an illegal memory access was encountered",
     "CUDA error: invalid device ordinal",
@@ -103,6 +114,8 @@ def test_a_near_miss_is_not_called_out_of_memory(message: str) -> None:
         (MemoryError(), "cpu"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "cpu"),
         (subprocess.CalledProcessError(-9, ["python"]), "killed"),
+        (subprocess.CalledProcessError(137, ["bash"]), "killed"),
+        (ExceptionGroup("several", [ValueError(), MemoryError()]), "cpu"),
         (errors.OutOfMemoryError("x", family="mps"), "mps"),
     ],
 )

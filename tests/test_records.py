@@ -165,6 +165,41 @@ def test_a_measurement_never_names_a_size_that_was_not_run() -> None:
         dataclasses.replace(MEASUREMENT, largest=Proven(micro_batch=16, tokens_per_second=1.0, peak_bytes=1))
 
 
+@pytest.mark.parametrize("loss", [[], {}, "much", True])
+def test_a_strange_loss_is_refused_in_words(loss: object) -> None:
+    with pytest.raises(RecordError, match="loss"):
+        LedgerEntry.from_json(json.dumps({**ENTRY.to_dict(), "loss": loss}))
+
+
+@pytest.mark.parametrize("text", ["Infinity", "NaN", '"Infinity"', "1e400"])
+def test_a_number_that_is_none_is_refused_where_it_has_no_meaning(text: str) -> None:
+    with pytest.raises(RecordError, match="epochs"):
+        Workload.from_json(WORKLOAD.to_json().replace('"epochs": 1.0', f'"epochs": {text}'))
+
+
+def test_odd_paths_schemas_and_letters_are_told(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="Cannot read"):
+        Plan.read("a\0b")
+    with pytest.raises(RecordError, match="newer brim"):
+        Plan.from_json(_changed(PLAN, schema="brim.plan/" + "9" * 5000))
+    with pytest.raises((RecordError, RunError)):
+        dataclasses.replace(WORKLOAD, model="bad\udcff").write(tmp_path / "x.json")
+
+
+def test_a_link_keeps_pointing_and_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
+    real, link, pipe = tmp_path / "real.json", tmp_path / "link.json", tmp_path / "pipe"
+    real.write_text("old")
+    link.symlink_to(real)
+    write_atomically(link, "new")
+    assert link.is_symlink()
+    assert real.read_text() == "new"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE) as reader:
+        write_atomically(pipe, "through")
+        assert reader.communicate()[0] == b"through"
+    assert pipe.is_fifo()
+
+
 def test_a_step_keeps_its_promise_or_not() -> None:
     assert ENTRY.kept()
     assert not dataclasses.replace(ENTRY, promised_sequences=4).kept()

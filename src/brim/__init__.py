@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         is_out_of_memory as is_out_of_memory,
         out_of_memory_family as out_of_memory_family,
     )
-    from brim.machine.budget import ForkServer as ForkServer, Outcome as Outcome, run as run, run_command as run_command
+    from brim.machine.budget import ForkServer as ForkServer, run as run, run_command as run_command
     from brim.machine.catalogue import GPUChoice as GPUChoice, find_gpu as find_gpu, gpus as gpus
     from brim.machine.detect import detect as detect
     from brim.machine.device import (
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         TorchDevice as TorchDevice,
     )
     from brim.machine.environment import Environment as Environment, env as env
+    from brim.machine.outcome import Outcome as Outcome
     from brim.machine.recorded import RecordedDevice as RecordedDevice, Recorder as Recorder, Recording as Recording
     from brim.machine.records import GPU as GPU, Accelerator as Accelerator, Host as Host, Machine as Machine
     from brim.records import (
@@ -58,11 +59,12 @@ _HOMES = {
         "BrimError", "ChildError", "ConfigError", "OutOfMemoryError", "RecordError", "RunError", "UnknownNameError",
         "UnsupportedError", "UsageError", "is_out_of_memory", "out_of_memory_family",
     ),
-    "brim.machine.budget": ("ForkServer", "Outcome", "run", "run_command"),
+    "brim.machine.budget": ("ForkServer", "run", "run_command"),
     "brim.machine.catalogue": ("GPUChoice", "find_gpu", "gpus"),
     "brim.machine.detect": ("detect",),
     "brim.machine.device": ("CpuDevice", "Device", "Reading", "TorchDevice"),
     "brim.machine.environment": ("Environment", "env"),
+    "brim.machine.outcome": ("Outcome",),
     "brim.machine.recorded": ("RecordedDevice", "Recorder", "Recording"),
     "brim.machine.records": ("GPU", "Accelerator", "Host", "Machine"),
     "brim.records": (

@@ -84,13 +84,14 @@ class ChildError(RunError):
 # status for several causes (CUDNN_STATUS_NOT_INITIALIZED, an unhandled NCCL error), only the form that names memory is listed.
 _MESSAGES: Final[tuple[tuple[str, str], ...]] = (
     # torch's caching allocators: "CUDA out of memory. Tried to allocate ...". One wording, one word per backend.
-    ("cuda", r"CUDA out of memory\b"),
-    ("rocm", r"HIP out of memory\b"),
-    ("xpu", r"XPU out of memory\b"),
-    ("npu", r"\b(?:NPU|MLU|MUSA) out of memory\b"),
-    ("mps", r"MPS backend out of memory\b"),
+    ("cuda", r"CUDA out of memory\."),
+    ("rocm", r"HIP out of memory\."),
+    ("xpu", r"XPU out of memory\."),
+    ("npu", r"\b(?:NPU|MLU|MUSA) out of memory\."),
+    ("mps", r"MPS backend out of memory \("),
     # Errors of the driver and the runtime: "CUDA error: out of memory", "CUDA driver error: out of memory".
-    ("cuda", r"CUDA (?:driver |runtime )?error: out of memory\b"),
+    ("cuda", r"CUDA (?:driver |runtime )?error: out of memory\b|\bcuda runtime error \(2\) : out of memory"),
+    ("cuda", r"Triton Error \[(?:CUDA|HIP)\]: out of memory\b"),
     ("cuda", r"\bcudaErrorMemoryAllocation\b|\bCUDA_ERROR_OUT_OF_MEMORY\b"),
     ("rocm", r"HIP (?:driver |runtime )?error: out of memory\b|\bhipErrorOutOfMemory\b"),
     ("xpu", r"\b(?:UR_RESULT|PI|ZE_RESULT)_ERROR_OUT_OF_(?:DEVICE|HOST)_MEMORY\b"),
@@ -106,10 +107,10 @@ _MESSAGES: Final[tuple[tuple[str, str], ...]] = (
     ("cusolver", r"\b(?:CUFFT|HIPFFT)_ALLOC_FAILED\b"),
     # NCCL reports the CUDA failure below it, or its own allocation.
     ("nccl", r"\bCuda failure (?:\d+ )?'out of memory'|\bHIP failure (?:\d+ )?'out of memory'"),
-    ("nccl", r"\bFailed to (?:CUDA|HIP) (?:calloc|malloc)\b"),
+    ("nccl", r"\bFailed to (?:CUDA|HIP) (?:calloc|malloc|host alloc)\b"),
     ("nccl", r"\bncclSystemError\b[^\n]*\n?[^\n]*Cannot allocate memory"),
     # The CPU: torch's allocator (Linux, then Windows wording), oneDNN, C++, the OpenMP pool, the operating system.
-    ("cpu", r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)"),
+    ("cpu", r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)|\$ Torch: not enough memory"),
     ("cpu", r"\bstd::bad_alloc\b|\bstd::bad_array_new_length\b"),
     ("cpu", r"\bcould not create a (?:primitive|memory object|memory storage)(?! desc)\b"),
     ("cpu", r"\bout_of_memory\b.*\bonednn|\bonednn\b.*\bout_of_memory\b|\bdnnl_out_of_memory\b"),
@@ -117,7 +118,10 @@ _MESSAGES: Final[tuple[tuple[str, str], ...]] = (
     ("cpu", r"libgomp: Out of memory allocating\b"),
     ("cpu", r"OMP: Error #\d+: .*(?:Cannot allocate memory|Memory allocation failed)"),
     ("cpu", r"OpenBLAS blas_thread_init: pthread_create failed.*Resource temporarily unavailable"),
-    ("cpu", r"\[Errno 12\] |\bCannot allocate memory(?: \(12\)|$)|\bENOMEM\b"),
+    ("cpu", r"\[Errno 12\] Cannot allocate memory|\bCannot allocate memory(?: \(12\)|$| \(os error 12\))"),
+    ("cpu", r"\bcannot allocate TLS data structures|: failed to map segment from shared object"),
+    ("cpu", r"\[WinError 1455\]|\(os error 1455\)"),
+    ("cpu", r"OpenBLAS error: Memory allocation still failed"),
     ("cpu", r"\bvirtual memory exhausted\b|\bmemory allocation of \d+ bytes failed"),
     # The last line of a Python traceback, where only a child's output is left to judge by.
     ("cuda", r"^torch\.(?:cuda\.)?OutOfMemoryError\b"),
@@ -125,7 +129,7 @@ _MESSAGES: Final[tuple[tuple[str, str], ...]] = (
     # A child of the framework that the kernel killed: DataLoader workers, torch.multiprocessing, torchrun.
     ("killed", r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) is killed by signal: Killed\b"),
     ("killed", r"\bterminated with signal SIGKILL\b|\bSignal 9 \(SIGKILL\) received by PID\b"),
-    ("killed", r"\bOut of memory: Killed process \d+|\boom-kill(?:er|:)"),
+    ("killed", r"\bOut of memory: Killed process \d+|\boom[-_]kill(?:er|:| event)"),
 )
 _COMPILED: Final = tuple((family, re.compile(pattern, re.MULTILINE)) for family, pattern in _MESSAGES)
 
@@ -155,6 +159,9 @@ def out_of_memory_family(error: BaseException | str) -> str | None:
         family = _family_of_one(current)
         if family is not None:
             return family
+        if isinstance(current, BaseExceptionGroup):
+            families = (out_of_memory_family(member) for member in current.exceptions)
+            return next((family for family in families if family is not None), None)
         current = current.__cause__
     return None
 
@@ -174,11 +181,12 @@ def _family_of_one(error: BaseException) -> str | None:
             return family
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return "cpu"
-    return "killed" if getattr(error, "returncode", None) == -9 else None
+    # 137 is how a shell and a container tell signal 9.
+    return "killed" if getattr(error, "returncode", None) in {-9, 137} else None
 
 
 def _may_speak_of_memory(error: BaseException) -> bool:
     """Only errors of the running program count: a KeyError whose key is "CUDA out of memory" is a bug, not an OOM."""
-    if isinstance(error, RuntimeError | MemoryError | OSError | SystemError | ChildError):
+    if isinstance(error, RuntimeError | MemoryError | OSError | ImportError | SystemError | ChildError):
         return True
-    return type(error).__module__.partition(".")[0] in {"torch", "subprocess", "concurrent"}
+    return type(error).__module__.partition(".")[0] in {"torch", "subprocess", "concurrent", "safetensors_rust"}

@@ -27,7 +27,7 @@ Count = Annotated[int, Field(ge=0)]
 Bytes = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
 
-STRICT = ConfigDict(extra="forbid")
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 """For `__pydantic_config__` of the dataclasses inside a record: a key that nobody knows is an error, not a silence."""
 
 
@@ -79,8 +79,13 @@ def write_atomically(path: str | Path, text: str) -> Path:
     target = Path(path)
     temporary: Path | None = None
     try:
+        target = target.resolve() if target.is_symlink() else target
+        if target.exists() and not target.is_file():
+            # /dev/stdout, a named pipe: there is nothing to replace, and nothing may take its place.
+            target.write_text(text, encoding="utf-8")
+            return target
         target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+        descriptor, name = tempfile.mkstemp(prefix=f".{target.name[:100]}.", suffix=".part", dir=target.parent)
         temporary = Path(name)
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
             stream.write(text)
@@ -92,8 +97,9 @@ def write_atomically(path: str | Path, text: str) -> Path:
     except BaseException as error:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise RunError(_("Cannot write {path}: {why}.").format(path=target, why=error.strerror or error)) from error
+        if isinstance(error, OSError | ValueError):
+            why = getattr(error, "strerror", None) or error
+            raise RunError(_("Cannot write {path}: {why}.").format(path=target, why=why)) from error
         raise
     return target
 
@@ -102,8 +108,9 @@ def read_file(path: str | Path) -> bytes:
     """The content of a file that the user named."""
     try:
         return Path(path).read_bytes()
-    except OSError as error:
-        raise RecordError(_("Cannot read {path}: {why}.").format(path=path, why=error.strerror or error)) from error
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise RecordError(_("Cannot read {path}: {why}.").format(path=path, why=why)) from error
 
 
 def _load(text: str | bytes, where: str) -> dict[str, Any]:
@@ -136,7 +143,7 @@ def _check_schema(expected: str, data: dict[str, Any], where: str) -> None:
         message = _('{where} is not a brim file: "schema" should be "{expected}".')
     elif found_kind != kind:
         message = _("{where} holds {found}, and {expected} is needed here.")
-    elif found_version.isdecimal() and int(found_version) > int(version):
+    elif found_version.isdecimal() and (len(found_version), found_version) > (len(version), version):
         message = _("{where} holds {found}, written by a newer brim; this one reads {expected}. Upgrade brim to read it.")
     else:
         message = _("{where} holds {found}, which this brim does not read; it reads {expected}.")

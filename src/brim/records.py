@@ -19,10 +19,10 @@ from brim.workload.words import Kind, Phase
 
 
 def _from_word(value: object) -> object:
-    return float(value) if value in {"NaN", "Infinity", "-Infinity"} else value
+    return float(value) if isinstance(value, str) and value in {"NaN", "Infinity", "-Infinity"} else value
 
 
-Real = Annotated[float, BeforeValidator(_from_word)]
+Real = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(_from_word)]
 """A float that may be NaN or infinite: losses and gradient norms are, when a run diverges, and a ledger must be able to say so."""
 
 

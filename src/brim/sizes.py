@@ -12,20 +12,23 @@ from brim.locale import _
 KIB: Final = 1024
 MIB: Final = 1024**2
 GIB: Final = 1024**3
+_LARGEST: Final = 2**62
 
 _UNITS: Final = {
     "b": 1,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1024**4,
 }  # fmt: skip
-_SIZE: Final = re.compile(r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?|\.[0-9]+)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
+_SIZE: Final = re.compile(r"([0-9][0-9_]{0,29}(?:\.[0-9]{1,30})?|\.[0-9]{1,30})\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 
 
 def parse_size(text: str | int) -> int:
     """Read a SIZE: `600MiB`, `2GiB`, `1.5GB`, or an integer of bytes. GiB is 1024^3 bytes, GB is 10^9."""
-    if isinstance(text, int) and not isinstance(text, bool):
+    if not isinstance(text, str):
+        if not isinstance(text, int) or isinstance(text, bool):
+            raise _not_a_size(text)
         return _positive(text, str(text))
-    match = _SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
+    match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise _not_a_size(text)
     number, unit = match.groups()
@@ -69,6 +72,8 @@ def format_count(count: int) -> str:
 def _positive(count: int, text: str) -> int:
     if count < 1:
         raise UsageError(_("The size {text!r} is not more than zero bytes.").format(text=text), hint=_size_hint())
+    if count > _LARGEST:
+        raise UsageError(_("The size {text!r} is more than any machine has.").format(text=text[:40]), hint=_size_hint())
     return count
 
 

@@ -89,6 +89,11 @@ def test_an_empty_file_and_an_empty_value_change_nothing(cli: Cli, config: Path)
         ("just words", "should hold lines of `key: value`"),
         ("1: 2", "should hold lines of `key: value`"),
         ("!!python/object/apply:os.system ['true']", "is not valid YAML"),
+        ("vendor: !!int abc", "is not valid YAML"),
+        ("vendor: 2024-99-99", "is not valid YAML"),
+        ("vendor: " + "[" * 20_000, "is not valid YAML"),
+        ("min_memory: 1.5", "is not a size"),
+        ("min_memory: yes", "is not a size"),
     ],
 )
 def test_a_broken_file_exits_with_2_and_names_itself(cli: Cli, config: Path, text: str, says: str) -> None:
@@ -99,6 +104,12 @@ def test_a_broken_file_exits_with_2_and_names_itself(cli: Cli, config: Path, tex
     assert str(config) in ended.err
     assert ended.out == ""
     assert "Traceback" not in ended.err
+
+
+def test_a_merge_key_is_understood(cli: Cli, config: Path) -> None:
+    config.write_text("<<: &base {vendor: amd, bf16: true}\nvendor: apple\n")
+    ended = cli("gpus", "--config", str(config), "--json")
+    assert {gpu["vendor"] for gpu in json.loads(ended.out)["gpus"]} == {"apple"}
 
 
 def test_a_file_that_is_not_text_or_is_a_folder_is_refused(cli: Cli, config: Path, tmp_path: Path) -> None:

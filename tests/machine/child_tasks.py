@@ -111,3 +111,51 @@ def unpicklable() -> Any:
 
 def large_result(size: int) -> bytes:
     return b"x" * size
+
+
+def start_a_daemon(pid_file: str) -> None:
+    """A grandchild in a session of its own, whose parent is gone: what a careless script leaves behind."""
+    program = (
+        "import os, sys, time\n"
+        "if os.fork() == 0:\n    os.setsid()\n    open(sys.argv[1], 'w').write(str(os.getpid()))\n    time.sleep(600)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, pid_file], check=True)
+    while not Path(pid_file).exists() or not Path(pid_file).read_text():
+        time.sleep(0.01)
+
+
+def start_a_thread() -> int:
+    import threading
+
+    found: list[int] = []
+    thread = threading.Thread(target=found.append, args=(1,))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def multiply_arrays() -> float:
+    import numpy as np
+
+    square = np.ones((512, 512))
+    return float((square @ square)[0, 0])
+
+
+class Poison:
+    """Unpickles nowhere."""
+
+    def __reduce__(self) -> Any:
+        return int, ("not a number",)
+
+
+def poisoned_value() -> Any:
+    return Poison()
+
+
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def raise_mute() -> None:
+    raise MuteError

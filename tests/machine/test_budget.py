@@ -10,12 +10,14 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from brim import ChildError, ForkServer, OutOfMemoryError, UnsupportedError, UsageError, run, run_command
 from brim.machine.budget import MALLOC_ENVIRONMENT
+from brim.machine.outcome import last_words
 from brim.sizes import GIB, MIB
 from tests.machine import child_tasks as tasks
 
@@ -191,7 +193,7 @@ def test_a_module_that_ends_the_server_is_an_outcome_and_the_next_run_works(
         assert server.run(tasks.double, 1).value == 2
 
 
-@pytest.mark.parametrize("function", [tasks.start_a_sleeper, tasks.start_a_sleeper_and_hang])
+@pytest.mark.parametrize("function", [tasks.start_a_sleeper, tasks.start_a_sleeper_and_hang, tasks.start_a_daemon])
 def test_nothing_that_a_child_started_outlives_it(server: ForkServer, function: object, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     server.run(function, str(pid_file), timeout_seconds=3)  # type: ignore[arg-type]
@@ -256,7 +258,8 @@ def test_what_cannot_be_a_budget_a_time_or_a_command_is_refused(server: ForkServ
     for size in (0, -5, "lots", "2G"):
         with pytest.raises(UsageError):
             server.run(tasks.double, 1, memory_bytes=size)
-    for command in ("ls -l", [], ()):
+    commands: list[Any] = ["ls -l", [], ()]
+    for command in commands:
         with pytest.raises(UsageError, match="list of words"):
             run_command(command)
     assert server.run(tasks.double, 1, memory_bytes="64MiB", timeout_seconds=float("inf")).value == 2
@@ -297,6 +300,57 @@ def test_interrupting_the_parent_ends_the_child(tmp_path: Path) -> None:
 
 
 PYTHON = sys.executable
+
+
+@needs_limit
+@pytest.mark.parametrize("function", [tasks.start_a_thread, tasks.multiply_arrays])
+@pytest.mark.parametrize("mib", [1, 2, 4, 8, 40, 64])
+def test_threads_and_libraries_that_starve_are_out_of_memory_or_fine(server: ForkServer, function: Any, mib: int) -> None:
+    outcome = server.run(function, memory_bytes=mib * MIB, preload=("numpy",), timeout_seconds=20)
+    assert outcome.verdict in {"ok", "out-of-memory"}, outcome
+
+
+def test_the_end_is_judged_by_the_last_words() -> None:
+    survived = "CUDA out of memory. Tried to allocate 2.00 GiB\nretrying with a smaller batch\n"
+    crash = survived + "Traceback (most recent call last):\n  File \"train.py\", line 3, in <module>\nKeyError: 'x'\n"
+    assert last_words(crash) == "KeyError: 'x'"
+    assert "Tried to allocate" not in last_words(survived + "\n".join(f"step {n}" for n in range(9)))
+    outcome = run_command([PYTHON, "-c", "import sys; sys.stderr.write('CUDA out of memory. Tried to allocate'); {}['x']"])
+    assert outcome.verdict == "crash"
+
+
+def test_a_value_that_cannot_be_read_here_is_a_crash(server: ForkServer) -> None:
+    outcome = server.run(tasks.poisoned_value)
+    assert outcome.verdict == "crash"
+    assert "cannot be read here" in outcome.message
+
+
+def test_an_exception_that_cannot_speak_is_still_a_crash(server: ForkServer) -> None:
+    outcome = server.run(tasks.raise_mute)
+    assert (outcome.verdict, outcome.message) == ("crash", "The child process failed: MuteError")
+    assert len(server.run(tasks.fail, "x" * 10_000_000).message) < 20_000
+
+
+def test_a_server_that_died_between_runs_is_replaced() -> None:
+    with ForkServer() as server:
+        assert server.run(tasks.double, 1).value == 2
+        assert server._process is not None
+        server._process.kill()
+        server._process.wait()
+        assert server.run(tasks.double, 2).value == 4
+    assert server.run(tasks.double, 3).value == 6
+    server.close()
+
+
+@needs_limit
+def test_an_administrators_limit_is_told_as_what_it_is() -> None:
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_DATA, (600 << 20, 600 << 20))\n"
+        "from brim import run; from tests.machine import child_tasks as tasks\n"
+        "outcome = run(tasks.fill_bytes, 1 << 30, memory_bytes='2GiB'); print(outcome.verdict, outcome.limit_bytes, outcome.message)"
+    )
+    ended = subprocess.run([PYTHON, "-c", program], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    assert ended.stdout.startswith(f"out-of-memory {600 << 20} Out of memory: MemoryError")
 
 
 @needs_limit

@@ -9,8 +9,8 @@ import pytest
 
 from brim import Environment, ForkServer, env
 from brim.machine import detect, environment
-from brim.machine.budget import Outcome, explain_signal
 from brim.machine.host import host
+from brim.machine.outcome import Outcome, explain_signal
 from brim.sizes import MIB
 
 

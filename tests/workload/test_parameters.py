@@ -324,3 +324,20 @@ def test_counting_imports_neither_torch_nor_transformers() -> None:
     code = "import sys, brim.workload.parameters; print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "class_name"),
+    [
+        ({"model_type": "llama"}, "NoSuchForCausalLM"),
+        ({"model_type": "llama"}, "Qwen2ForCausalLM"),
+        ({"model_type": "bart"}, "BartForCausalLM"),
+        ({"model_type": "gpt2"}, "GPT2DoubleHeadsModel"),
+        ({"model_type": "bert", "add_cross_attention": True}, "BertModel"),
+        ({"model_type": "llama", "tie_word_embeddings": "false"}, "LlamaForCausalLM"),
+        ({"model_type": "mistral"}, "MistralForCausalLM"),  # without num_key_value_heads, which transformers then sets itself
+    ],
+)
+def test_what_no_formula_knows_is_refused_and_never_guessed(config: Config, class_name: str) -> None:
+    with pytest.raises(UsageError):
+        count_parameters({**SMALL, **config}, class_name)

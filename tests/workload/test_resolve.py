@@ -178,6 +178,8 @@ def test_a_class_that_is_no_model_is_not_built(name: str, tmp_path: Path) -> Non
         ("{", "is not valid JSON"), ("[]", "has no model_type"), ({}, "has no model_type"), ({"model_type": 3}, "has no model_type"),
         ({"model_type": "no-such-family", "architectures": ["X"]}, "cannot build"),
         ({**LLAMA, "architectures": ["NoSuchClass"], "model_type": "llama"}, None),
+        ({**LLAMA, "model_type": "cohere", "num_hidden_layers": 10**9}, "more layers than any model has"),
+        ({**LLAMA, "architectures": "LlamaForCausalLM"}, None), ({**LLAMA, "architectures": {"a": 1}}, None),
         ({**LLAMA, "num_attention_heads": 0}, "no attention heads|cannot build"),
         ({**LLAMA, "vocab_size": "many"}, "should be a whole number|cannot build"),
         ({"model_type": "mine", "auto_map": {"AutoModel": "modeling.Mine"}}, "needs Python code from its own folder"),
@@ -232,7 +234,9 @@ def test_a_hub_id_without_network_is_told_and_a_cached_one_is_used(tmp_path: Pat
     assert (model.origin, model.parameters()) == ("hub", _built(model))
 
 
-@pytest.mark.parametrize("given", ["a/b/c", "what is this", "💥", "../..:x", "x:y:z", ":", "a:", ":b", "--help"])
+@pytest.mark.parametrize(
+    "given", ["a/b/c", "what is this", "💥", "../..:x", "x:y:z", ":", "a:", ":b", "--help", "~nosuchuser/m", "x" * 5000, "a\0b"]
+)
 def test_nonsense_is_refused(given: str) -> None:
     with pytest.raises(UsageError):
         find_model(given)

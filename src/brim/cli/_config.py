@@ -61,15 +61,14 @@ def read_config(path: str) -> dict[str, Any]:
         raise ConfigError(_("--config needs the name of a file."))
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            _("Cannot read the config file {path}: {why}.").format(path=path, why=error.strerror or error)
-        ) from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: the home folder of nobody (~nosuchuser)
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(_("Cannot read the config file {path}: {why}.").format(path=path, why=why)) from error
     except UnicodeDecodeError as error:
         raise ConfigError(_("The config file {path} is not UTF-8 text.").format(path=path)) from error
     try:
         loaded = yaml.load(text, _loader())  # noqa: S506 (a SafeLoader that refuses repeated keys)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         why = getattr(error, "problem", None) or str(error)
         if mark is None:
@@ -93,14 +92,16 @@ def _loader() -> type[Any]:
         """YAML takes the last of two equal keys in silence; here that is an error."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            seen: set[Any] = set()
+            seen: set[str] = set()
             for key_node, _value in node.value:
+                if key_node.tag == "tag:yaml.org,2002:merge":  # `<<: *base` fills in what is not there: no repetition
+                    continue
                 key = self.construct_object(key_node, deep=deep)
-                if isinstance(key, str) and key in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, _("the key {key!r} appears twice").format(key=key), key_node.start_mark
-                    )
-                seen.add(key if isinstance(key, str) else id(key_node))
+                if key in seen:
+                    why = _("the key {key!r} appears twice").format(key=key)
+                    raise yaml.constructor.ConstructorError(None, None, why, key_node.start_mark)
+                if isinstance(key, str):
+                    seen.add(key)
             return super().construct_mapping(node, deep=deep)
 
     return Loader

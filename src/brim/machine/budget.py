@@ -10,31 +10,29 @@ that could be seen from outside, so there the limit counts the whole process.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import pickle
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from brim.errors import ChildError, OutOfMemoryError, UnsupportedError, UsageError, out_of_memory_family
-from brim.locale import _, sentences
+from brim.errors import UnsupportedError, UsageError
+from brim.locale import _
 from brim.machine import child
 from brim.machine.child import Ended, Returned, Started, Task, kill_group, receive, send
 from brim.machine.host import oom_kills
-from brim.sizes import format_bytes, parse_size
+from brim.machine.outcome import Outcome, of_return, of_status, of_timeout
+from brim.sizes import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-Verdict = Literal["ok", "out-of-memory", "killed", "timeout", "crash"]
 
 # glibc keeps freed memory unless told otherwise; with these, headroom over the tensors' own peak is 2.5-6.4 % instead of
 # 13-47 %, and runs repeat (docs/log.md).
@@ -43,41 +41,6 @@ _TAIL_BYTES = 64 * 1024
 _EXIT_GRACE_SECONDS = 5.0
 _IMPORT_SECONDS = 300.0
 """How long the modules of `preload` may take to import: generous, for network file systems."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How a child process ended."""
-
-    verdict: Verdict
-    value: Any = None
-    """What the callable returned."""
-    message: str = ""
-    """One sentence for a person; empty where all went well."""
-    family: str | None = None
-    """Out of memory: who said so (`brim.errors.out_of_memory_family`)."""
-    traceback: str = ""
-    """Crash and out-of-memory: the child's Python traceback, as far as there is one."""
-    signal: int | None = None
-    exit_code: int | None = None
-    stdout: str = ""
-    stderr: str = ""
-    """The last 64 KiB of what the child printed."""
-    seconds: float = 0.0
-    footprint_bytes: int | None = None
-    """Private writable memory of the child when the limit was set."""
-    limit_bytes: int | None = None
-    """The limit that was in force: footprint and budget together."""
-    peak_bytes: int | None = None
-    """Largest resident memory of the child, where it lived to tell."""
-
-    def unwrap(self) -> Any:
-        """The value, or the error that fits the verdict."""
-        if self.verdict == "ok":
-            return self.value
-        if self.verdict == "out-of-memory":
-            raise OutOfMemoryError(self.message, family=self.family)
-        raise ChildError(self.message)
 
 
 def run(
@@ -147,6 +110,7 @@ class ForkServer:
             kills_before, began = oom_kills(), time.monotonic()
             status, timed_out = self._exchange(task, timeout_seconds)
             returned = _returned(Path(folder) / "result")
+            timed_out = timed_out and returned is None  # it ended in the very moment in which its time did
             facts: dict[str, Any] = {
                 "stdout": _tail(Path(folder) / "stdout"),
                 "stderr": _tail(Path(folder) / "stderr"),
@@ -156,14 +120,17 @@ class ForkServer:
                 "peak_bytes": returned.peak_bytes if returned else None,
             }
         if timed_out:
-            return Outcome(verdict="timeout", message=_timeout_message(timeout_seconds or _IMPORT_SECONDS), **facts)
+            return of_timeout(timeout_seconds or _IMPORT_SECONDS, budget_bytes, facts)
         if returned is not None:
-            return _outcome_of_return(returned, budget_bytes, facts)
-        return _outcome_of_status(status, oom_kills() > kills_before, facts)
+            return of_return(returned, budget_bytes, facts)
+        return of_status(status, oom_kills() > kills_before, facts)
 
     def close(self) -> None:
         """End the server, and whatever still runs in it. A later `run` starts a new one."""
         if self._connection is not None:
+            # Forks of this process may hold the socket too: closing our copy alone would tell the server nothing.
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
             self._connection.close()
         if self._process is not None:
             try:
@@ -189,8 +156,9 @@ class ForkServer:
 
     def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         """The server, started if there is none: at first, and after one that died (a preloaded module may crash it)."""
-        if self._process is not None and self._connection is not None:
+        if self._process is not None and self._connection is not None and self._process.poll() is None:
             return self._process, self._connection
+        self.close()
         self._connection, theirs = socket.socketpair()
         # The very brim that runs here, also from a source tree that is not installed, and without touching PYTHONPATH.
         source = str(Path(__file__).parents[2])
@@ -285,76 +253,11 @@ def run_command(
             "limit_bytes": limit_bytes,
         }
     if timed_out:
-        return Outcome(verdict="timeout", message=_timeout_message(timeout_seconds), **facts)
+        assert timeout_seconds is not None
+        return of_timeout(timeout_seconds, limit_bytes, facts)
     if process.returncode == 0:
         return Outcome(verdict="ok", exit_code=0, **facts)
-    return _outcome_of_status(_wait_status(process.returncode), oom_kills() > kills_before, facts)
-
-
-def explain_signal(number: int) -> str:
-    """A sentence on a child that a signal ended."""
-    name = signal.Signals(number).name if number in signal.valid_signals() else str(number)
-    text = _("The child process was ended by signal {number} ({name}).").format(number=number, name=name)
-    reason = {
-        signal.SIGILL: _(
-            "The processor lacks an instruction that the program used. Some virtual machines report AMX and do not have it, which "
-            "crashes bfloat16: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment before the start."
-        ),
-        signal.SIGKILL: _("Usually that is the kernel's out-of-memory killer, a job scheduler, or a person."),
-        signal.SIGBUS: _("Usually /dev/shm or the disk behind a memory-mapped file is full."),
-        signal.SIGSEGV: _("A native library crashed; what it printed is in stderr."),
-        signal.SIGABRT: _("A native library aborted; what it printed is in stderr."),
-    }.get(signal.Signals(number) if number in signal.valid_signals() else signal.SIGTERM)
-    return sentences(text, reason or "")
-
-
-def _outcome_of_return(returned: Returned, memory_bytes: int | None, facts: dict[str, Any]) -> Outcome:
-    if returned.error is None:
-        assert returned.value is not None
-        return Outcome(verdict="ok", value=pickle.loads(returned.value), exit_code=0, **facts)  # noqa: S301 (our own child)
-    if returned.family is not None:
-        error = _first_line(returned.error)
-        if memory_bytes is None:
-            message = _("Out of memory: {error}").format(error=error)
-        else:
-            message = _("Out of memory under a budget of {size}: {error}").format(size=format_bytes(memory_bytes), error=error)
-        return Outcome(
-            verdict="out-of-memory",
-            message=message,
-            family=returned.family,
-            traceback=returned.traceback,
-            exit_code=1,
-            **facts,
-        )
-    message = _("The child process failed: {error}").format(error=_first_line(returned.error))
-    return Outcome(verdict="crash", message=message, traceback=returned.traceback, exit_code=1, **facts)
-
-
-def _outcome_of_status(status: int, oom_killed: bool, facts: dict[str, Any]) -> Outcome:
-    """Judge a child that died without telling: by signal, by the kernel's counter, by what it printed last."""
-    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-    code = None if number is not None else os.WEXITSTATUS(status)
-    stderr = facts["stderr"]
-    # A native library that cannot allocate prints and aborts (std::bad_alloc, libgomp) and no Python exception is seen.
-    family = "killed" if number == signal.SIGKILL and oom_killed else None
-    if number in {None, signal.SIGABRT}:
-        family = out_of_memory_family(stderr)
-    if family is not None:
-        told = _("the kernel's out-of-memory killer ended the child process") if family == "killed" else _last_line(stderr)
-        message = _("Out of memory: {error}").format(error=told)
-        return Outcome(
-            verdict="out-of-memory",
-            message=message,
-            family=family,
-            traceback=stderr,
-            signal=number,
-            exit_code=code,
-            **facts,
-        )
-    if number is not None:
-        return Outcome(verdict="killed", message=explain_signal(number), traceback=stderr, signal=number, **facts)
-    message = _("The child process ended with exit code {code}: {error}").format(code=code, error=_last_line(stderr))
-    return Outcome(verdict="crash", message=message, traceback=stderr, exit_code=code, **facts)
+    return of_status(_wait_status(process.returncode), oom_kills() > kills_before, facts)
 
 
 def _pickle(*parts: object) -> bytes:
@@ -404,10 +307,6 @@ def _require_data_limit() -> None:
         )
 
 
-def _timeout_message(seconds: float | None) -> str:
-    return _("The child process took longer than {seconds:g} s and was ended.").format(seconds=seconds)
-
-
 def _returned(path: Path) -> Returned | None:
     if not path.exists():
         return None
@@ -424,12 +323,3 @@ def _tail(path: Path) -> str:
     with path.open("rb") as stream:
         stream.seek(max(0, size - _TAIL_BYTES))
         return stream.read().decode("utf-8", errors="replace")
-
-
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0]
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else _("it printed nothing")

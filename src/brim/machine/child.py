@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 _HEADER = struct.Struct("!Q")
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _POLL_MILLISECONDS = 10
+_LONGEST_MESSAGE = 10_000
+_LONGEST_TRACEBACK = 100_000
 
 importing_main = False
 """Whether this process is importing its parent's script: a script without a guard would start its children again, without end."""
@@ -70,6 +73,8 @@ class Returned:
     footprint_bytes: int | None = None
     limit_bytes: int | None = None
     peak_bytes: int | None = None
+    limited_by_hand: bool = False
+    """An administrator's hard limit is lower than the budget, and was what was in force."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,8 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 def serve(descriptor: int) -> None:
     """Take one task after the other from the socket of this number, until the parent closes its end."""
     connection = socket.socket(fileno=descriptor)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     while True:
         try:
             task = receive(connection)
@@ -135,7 +142,7 @@ def _wait(connection: socket.socket, pid: int) -> int:
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
-            kill_group(pid)  # what the fork itself has started, a DataLoader's workers for example, ends with it
+            end_descendants(pid)
             return status
         if parent.poll(_POLL_MILLISECONDS) and not connection.recv(1, socket.MSG_PEEK):
             kill_group(pid)
@@ -147,6 +154,22 @@ def kill_group(pid: int) -> None:
     for end in (os.killpg, os.kill):  # a fork that has not come to setsid yet has no group of its own
         with contextlib.suppress(ProcessLookupError, PermissionError):
             end(pid, signal.SIGKILL)
+
+
+def end_descendants(group: int) -> None:
+    """End what a fork that is gone has left behind: its group (a DataLoader's workers), and daemons in sessions of their own.
+
+    This process is their subreaper: whoever loses its parent becomes our child, and so can be found.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+    listing = Path(f"/proc/self/task/{os.getpid()}/children")
+    while listing.exists() and (pids := [int(word) for word in listing.read_text(encoding="ascii").split()]):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
 
 
 def _run_and_exit(task: Task) -> None:
@@ -181,8 +204,7 @@ def _perform(task: Task) -> Returned:
         _warm_up(warm_up)
         if task.memory_bytes is not None:
             footprint = data_bytes()
-            limit = footprint + task.memory_bytes
-            set_data_limit(limit)
+            limit = set_data_limit(footprint + task.memory_bytes)
         try:
             value = function(*arguments, **keywords)
         finally:
@@ -194,26 +216,41 @@ def _perform(task: Task) -> Returned:
             return Returned(
                 value=pickle.dumps(None), footprint_bytes=footprint, limit_bytes=limit, peak_bytes=peak_resident_bytes()
             )
-        return _failure(error, footprint, limit)
+        return _failure(error, footprint, limit, task.memory_bytes)
     except BaseException as error:  # noqa: BLE001 (a result, not a failure of the tool)
-        return _failure(error, footprint, limit)
+        return _failure(error, footprint, limit, task.memory_bytes)
     return Returned(value=answer, footprint_bytes=footprint, limit_bytes=limit, peak_bytes=peak_resident_bytes())
 
 
-def _failure(error: BaseException, footprint: int | None, limit: int | None) -> Returned:
+def _failure(error: BaseException, footprint: int | None, limit: int | None, budget: int | None) -> Returned:
     from brim.errors import out_of_memory_family
 
-    told = "".join(traceback.format_exception(error))
+    try:
+        told = "".join(traceback.format_exception(error))
+    except Exception:  # noqa: BLE001 (an exception's own __str__ may raise anything)
+        told = "".join(traceback.format_tb(error.__traceback__))
     # The frames of the failed work hold its tensors; they are not needed any more.
     traceback.clear_frames(error.__traceback__)
+    words = _words(error)
+    # Under a limit, a thread that cannot start lacks the memory for its stack.
+    starved = limit is not None and "can't start new thread" in words
     return Returned(
-        error=f"{type(error).__name__}: {error}" if str(error) else type(error).__name__,
-        family=out_of_memory_family(error),
-        traceback=told,
+        error=f"{type(error).__name__}: {words}" if words else type(error).__name__,
+        family="cpu" if starved else out_of_memory_family(error),
+        traceback=told[-_LONGEST_TRACEBACK:],
+        limited_by_hand=limit is not None and footprint is not None and limit < footprint + (budget or 0),
         footprint_bytes=footprint,
         limit_bytes=limit,
         peak_bytes=peak_resident_bytes(),
     )
+
+
+def _words(error: BaseException) -> str:
+    """The message of an exception, which may be of any length, or fail itself."""
+    try:
+        return str(error)[:_LONGEST_MESSAGE]
+    except Exception:  # noqa: BLE001 (an exception's own __str__ may raise anything)
+        return ""
 
 
 def _load(task: Task) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Callable[[], Any] | None]:
@@ -233,9 +270,13 @@ def _load(task: Task) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, An
 
 def _warm_up(warm_up: Callable[[], Any] | None) -> None:
     """Bring the process to its working footprint: thread pools exist, lazy imports are done, freed memory is given back."""
-    torch = sys.modules.get("torch")
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None:
         warm_up_torch(torch)
+    if numpy is not None:
+        # Its BLAS takes work buffers at the first multiplication, and without memory tries again for ever.
+        square = numpy.ones((64, 64))
+        square @ square
     if warm_up is not None:
         warm_up()
     gc.collect()
@@ -294,8 +335,8 @@ def _status_bytes(field: str) -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
 
 
-def set_data_limit(limit_bytes: int | None) -> None:
-    """Set the soft limit on private writable memory, or lift it. The hard limit stays: it is the administrator's."""
+def set_data_limit(limit_bytes: int | None) -> int | None:
+    """Set the soft limit on private writable memory, or lift it; what is in force then, for the hard limit is the administrator's."""
     import resource
 
     _soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -303,6 +344,7 @@ def set_data_limit(limit_bytes: int | None) -> None:
     if hard != resource.RLIM_INFINITY and soft != resource.RLIM_INFINITY:
         soft = min(soft, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def give_back_memory() -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # cgroup v1 says "no limit" with the largest page-aligned number; anything near it is no limit either.
 _NO_LIMIT = 1 << 60
+_MOST_DIGITS = 20
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,9 @@ def cgroup_memory(root: Path = Path("/")) -> Iterator[MemoryLimit]:
             limits = [_number(folder / "memory.max"), _number(folder / "memory.high")]
             used, cache = _number(folder / "memory.current"), _stat(folder / "memory.stat", "inactive_file")
         else:
-            limits = [_number(folder / "memory.limit_in_bytes")]
+            # What the groups above allow is told here too, also where they are not mounted.
+            hierarchical = _stat(folder / "memory.stat", "hierarchical_memory_limit") or None
+            limits = [_number(folder / "memory.limit_in_bytes"), hierarchical]
             used, cache = (
                 _number(folder / "memory.usage_in_bytes"),
                 _stat(folder / "memory.stat", "total_inactive_file"),
@@ -86,7 +89,13 @@ def cgroup_cpu_quota(root: Path = Path("/")) -> float | None:
             quota, period = (words[0], words[1]) if len(words) == 2 else ("max", "0")
         else:
             quota, period = _text(folder / "cpu.cfs_quota_us").strip(), _text(folder / "cpu.cfs_period_us").strip()
-        if quota.isdecimal() and period.isdecimal() and int(quota) > 0 and int(period) > 0:
+        if (
+            quota.isdecimal()
+            and period.isdecimal()
+            and len(quota + period) <= 2 * _MOST_DIGITS
+            and int(quota) > 0
+            and int(period) > 0
+        ):
             quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
 
@@ -186,12 +195,12 @@ def _text(path: Path) -> str:
 
 def _number(path: Path) -> int | None:
     text = _text(path).strip()
-    return int(text) if text.isdecimal() else None
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def _stat(path: Path, key: str) -> int:
     for line in _text(path).splitlines():
         name, _space, value = line.partition(" ")
-        if name == key and value.strip().isdecimal():
+        if name == key and value.strip().isdecimal() and len(value) <= _MOST_DIGITS:
             return int(value)
     return 0

@@ -137,7 +137,7 @@ class _CpuFlash(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         query, key, value, *_rest = ctx.saved_tensors
         grads = _heads_last(query), _heads_last(key), _heads_last(value)
         ctx.tracer.transient(ctx.scratch, "flash_attention_backward")
@@ -158,7 +158,7 @@ class _CudaFlash(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         query, key, value, _out, _logsumexp = ctx.saved_tensors
         batch, heads, length, size = query.shape
         rounded = -(-length // 128) * 128
@@ -187,10 +187,11 @@ class _CudaEfficient(torch.autograd.Function):
         logsumexp = query.new_empty(batch, heads, -(-length // 32) * 32, dtype=torch.float32)
         ctx.save_for_backward(query, key, value, out, logsumexp, bias)
         ctx.tracer = tracer
-        return out
+        result: torch.Tensor = out
+        return result
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         query, key, value, *_rest = ctx.saved_tensors
         batch, heads, length, size = query.shape
         row_sums = query.new_empty(batch, heads, length, dtype=torch.float32)

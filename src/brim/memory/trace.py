@@ -91,12 +91,12 @@ class DataDependentError(Exception):
     """The module asked for the value of a tensor, and a trace has none."""
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records births and deaths while it is active."""
 
     def __init__(self, *, scalar: bool | float | None = None) -> None:
         """`scalar` is the answer to `.item()`: the one truth value that the traced code may ask for; None forbids the question."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
         self._scalar = scalar
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}

@@ -249,7 +249,7 @@ def distilbert(c: Facts) -> int:
 
 def electra(c: Facts) -> int:
     """BERT whose tables may be narrower than its blocks."""
-    narrow = c.size("embedding_size", default=c.width)
+    narrow = c.size("embedding_size", default=128)
     tables = c.vocabulary + c.positions + c.size("type_vocab_size", default=2)
     projection = linear(narrow, c.width, bias=True) if narrow != c.width else 0
     return tables * narrow + norm(narrow, bias=True) + projection + c.layers * gpt_block(c, c.inner)
@@ -298,7 +298,7 @@ def deberta_v2(c: Facts) -> int:
         buckets = c.size("position_buckets", default=-1)
         body += c.layers * square * sum(kind in kinds for kind in ("c2p", "p2c"))
         body += 2 * (buckets if buckets > 0 else reach(c)) * c.width
-        body += norm(c.width, bias=True) if "layer_norm" in c.words("norm_rel_ebd") else 0
+    body += norm(c.width, bias=True) if "layer_norm" in c.words("norm_rel_ebd") else 0
     kernel = c.size("conv_kernel_size", default=0)
     convolution = kernel * c.width * c.width // c.size("conv_groups", default=1) + c.width + norm(c.width, bias=True)
     return body + (convolution if kernel > 0 else 0)

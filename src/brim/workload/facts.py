@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 # The width of a head in these families where config.json is silent; all others divide the width by the heads.
 _HEAD_DIM = {"gemma": 256, "gemma2": 256, "gemma3_text": 256, "glm": 128, "glm4": 128, "gpt_oss": 64, "qwen3": 128}
 
+_KV_HEADS_OF_THEIR_OWN = frozenset({"mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "starcoder2", "gpt_oss"})
+
 
 class Facts:
     """A config.json, read by name. The same fact has several names in the wild (`hidden_size`, `d_model`, `n_embd`)."""
@@ -39,7 +41,9 @@ class Facts:
     def flag(self, name: str, *, default: bool) -> bool:
         """Whether the config says so; `default` where it is silent."""
         value = self._config.get(name)
-        return default if value is None else bool(value)
+        if value is not None and not isinstance(value, bool):
+            raise UsageError(_("The config's {name} should be true or false, and is {value!r}.").format(name=name, value=value))
+        return default if value is None else value
 
     def words(self, name: str) -> list[str]:
         """A list of words; DeBERTa's config files write it as "c2p|p2c" too."""
@@ -81,7 +85,9 @@ class Facts:
     @property
     def kv_heads(self) -> int:
         """How many heads answer: fewer than `heads` where groups of them share keys and values."""
-        return self.size("num_key_value_heads", default=self.heads)
+        # In these families transformers has a number of its own for a config.json that is silent; then no formula guesses.
+        silent = None if self.model_type in _KV_HEADS_OF_THEIR_OWN else self.heads
+        return self.size("num_key_value_heads", default=silent)
 
     @property
     def head_dim(self) -> int:
@@ -101,5 +107,10 @@ class Facts:
     @property
     def labels(self) -> int:
         """Classes of a classifier: `num_labels`, or as many as config.json names, or transformers' default."""
-        named = len(self._config.get("id2label") or ())
+        labels = self._config.get("id2label") or {}
+        if not isinstance(labels, dict | list):
+            raise UsageError(
+                _("The config's {name} should be a mapping, and is {value!r}.").format(name="id2label", value=labels)
+            )
+        named = len(labels)
         return self.size("num_labels", default=named or (3 if self.model_type == "bart" else 2))

@@ -16,8 +16,7 @@ heads, and the table of what is known.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, replace
 from typing import Any
 
 from brim.errors import UsageError
@@ -29,24 +28,14 @@ from brim.workload.facts import Facts
 Formula = Callable[[Facts], int]
 
 
-class Head(Enum):
-    """What a class puts on a body, and how the names of such classes end; the first that fits is meant."""
-
-    CLASSIFIER = ("ForSequenceClassification",)
-    MASKED_LM = ("ForMaskedLM",)
-    LANGUAGE_MODEL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")
-    PRETRAINING = ("ForPreTraining",)
-    HALF = ("EncoderModel", "DecoderModel")  # one side of two: not the bare body, and counted by no formula here
-    BARE = ("Model",)
-    OTHER = ("",)
-
-
 @dataclass(frozen=True, slots=True)
 class Family:
-    """An architecture: its body, and what each head adds to it."""
+    """An architecture: how its classes are called, its body, and what each class puts on it."""
 
+    prefix: str
     body: Formula
-    heads: Mapping[Head, Formula]
+    heads: Mapping[str, Formula]
+    """By what follows the prefix: `ForCausalLM`. A class that is not named here is counted by no formula, and built instead."""
 
 
 def count_parameters(config: Mapping[str, Any], class_name: str) -> int:
@@ -57,11 +46,11 @@ def count_parameters(config: Mapping[str, Any], class_name: str) -> int:
         known = ", ".join(sorted(_FAMILIES))
         text = _("No formula counts the parameters of a {model_type!r} model; known types are {known}.")
         raise UsageError(text.format(model_type=facts.model_type, known=known))
-    head = next(head for head in Head if class_name.endswith(head.value))
-    if head not in family.heads:
+    head = family.heads.get(class_name.removeprefix(family.prefix)) if class_name.startswith(family.prefix) else None
+    if head is None or facts.flag("add_cross_attention", default=False):
         text = _("No formula counts the parameters of the {model_type!r} class {class_name!r}.")
         raise UsageError(text.format(model_type=facts.model_type, class_name=class_name))
-    return family.body(facts) + family.heads[head](facts)
+    return family.body(facts) + head(facts)
 
 
 def supported_model_types() -> frozenset[str]:
@@ -73,7 +62,7 @@ def _nothing(_: Facts) -> int:
     return 0
 
 
-def _decoder(formula: Formula, *, tied: bool, bias: bool = False) -> Family:
+def _decoder(prefix: str, formula: Formula, *, tied: bool, bias: bool = False) -> Family:
     """A causal language model. `tied` is what its architecture does where config.json is silent."""
 
     def output(c: Facts) -> int:
@@ -86,23 +75,26 @@ def _decoder(formula: Formula, *, tied: bool, bias: bool = False) -> Family:
     def classifier(c: Facts) -> int:
         return linear(output(c), c.labels)
 
-    return Family(formula, {Head.BARE: _nothing, Head.LANGUAGE_MODEL: language_model, Head.CLASSIFIER: classifier})
+    heads = {"Model": _nothing, "ForCausalLM": language_model, "ForSequenceClassification": classifier}
+    return Family(prefix, formula, heads | ({"LMHeadModel": language_model} if prefix == "GPT2" else {}))
 
 
-def _seq2seq(formula: Formula, *, classified: bool = False) -> Family:
+def _seq2seq(prefix: str, formula: Formula, *, classified: bool = False) -> Family:
     """An encoder and a decoder. Some have a classifier too, which reads the decoder's last state."""
 
     def language_model(c: Facts) -> int:
         return 0 if c.flag("tie_word_embeddings", default=True) else linear(c.width, c.vocabulary)
 
-    heads: dict[Head, Formula] = {Head.BARE: _nothing, Head.LANGUAGE_MODEL: language_model}
-    return Family(formula, heads | ({Head.CLASSIFIER: _two_layers} if classified else {}))
+    heads: dict[str, Formula] = {"Model": _nothing, "ForConditionalGeneration": language_model, "MTModel": language_model}
+    return Family(prefix, formula, heads | ({"ForSequenceClassification": _two_layers} if classified else {}))
 
 
-def _encoder(formula: Formula, *, bare: Formula, masked: Formula, classifier: Formula, **other: Formula) -> Family:
-    """An encoder; `other` holds further heads by the names that `Head` gives them."""
-    heads = {Head.BARE: bare, Head.MASKED_LM: masked, Head.CLASSIFIER: classifier}
-    return Family(formula, heads | {Head[name.upper()]: formula for name, formula in other.items()})
+def _encoder(
+    prefix: str, formula: Formula, *, bare: Formula, masked: Formula, classifier: Formula, pretraining: Formula | None = None
+) -> Family:
+    """An encoder."""
+    heads = {"Model": bare, "ForMaskedLM": masked, "ForSequenceClassification": classifier}
+    return Family(prefix, formula, heads | ({"ForPreTraining": pretraining} if pretraining is not None else {}))
 
 
 def _pooler(c: Facts) -> int:
@@ -160,58 +152,63 @@ def _modernbert_classifier(c: Facts) -> int:
     return _modernbert_transform(c) + linear(c.width, c.labels, bias=True)
 
 
-_ROBERTA = _encoder(body.bert, bare=_pooler, masked=_masked_lm, classifier=_two_layers)
+_ROBERTA = _encoder("Roberta", body.bert, bare=_pooler, masked=_masked_lm, classifier=_two_layers)
 
 _FAMILIES: Mapping[str, Family] = {
-    "bloom": _decoder(body.bloom, tied=True),
-    "codegen": _decoder(body.gptj, tied=False, bias=True),
-    "falcon": _decoder(body.falcon, tied=True),
-    "gemma": _decoder(body.gemma, tied=True),
-    "gemma2": _decoder(body.gemma2, tied=True),
-    "gemma3_text": _decoder(body.gemma3_text, tied=True),
-    "glm": _decoder(body.glm, tied=False),
-    "glm4": _decoder(body.glm4, tied=False),
-    "gpt2": _decoder(body.gpt2, tied=True),
-    "gpt_neo": _decoder(body.gpt_neo, tied=True),
-    "gpt_neox": _decoder(body.gpt_neox, tied=False),
-    "gpt_oss": _decoder(body.gpt_oss, tied=False),
-    "gptj": _decoder(body.gptj, tied=False, bias=True),
-    "granite": _decoder(body.llama, tied=False),
-    "llama": _decoder(body.llama, tied=False),
-    "mistral": _decoder(body.mistral, tied=False),
-    "mixtral": _decoder(body.mixtral, tied=False),
-    "olmo": _decoder(body.olmo, tied=False),
-    "olmo2": _decoder(body.olmo2, tied=False),
-    "opt": _decoder(body.opt, tied=True),
-    "phi": _decoder(body.phi, tied=False, bias=True),
-    "phi3": _decoder(body.mistral, tied=False),
-    "qwen2": _decoder(body.qwen2, tied=False),
-    "qwen3": _decoder(body.qwen3, tied=False),
-    "qwen3_moe": _decoder(body.qwen3_moe, tied=False),
-    "smollm3": _decoder(body.llama, tied=True),
-    "stablelm": _decoder(body.stablelm, tied=False),
-    "starcoder2": _decoder(body.starcoder2, tied=True),
-    "xglm": _decoder(body.xglm, tied=True),
-    "bart": _seq2seq(body.bart, classified=True),
-    "m2m_100": _seq2seq(body.m2m_100),
-    "marian": _seq2seq(body.marian),
-    "mbart": _seq2seq(body.mbart, classified=True),
-    "mt5": _seq2seq(body.t5, classified=True),
-    "pegasus": _seq2seq(body.pegasus),
-    "t5": _seq2seq(body.t5, classified=True),
-    "albert": _encoder(body.albert, bare=_pooler, masked=_masked_lm, classifier=_pooled_classifier),
-    "bert": _encoder(body.bert, bare=_pooler, masked=_masked_lm, classifier=_pooled_classifier, pretraining=_bert_pretraining),
-    "deberta": _encoder(body.deberta, bare=_nothing, masked=_masked_lm, classifier=_pooled_classifier),
-    "deberta-v2": _encoder(body.deberta_v2, bare=_nothing, masked=_masked_lm, classifier=_pooled_classifier),
-    "distilbert": _encoder(body.distilbert, bare=_nothing, masked=_masked_lm_with_one_bias, classifier=_two_layers),
+    "bloom": _decoder("Bloom", body.bloom, tied=True),
+    "codegen": _decoder("CodeGen", body.gptj, tied=False, bias=True),
+    "falcon": _decoder("Falcon", body.falcon, tied=True),
+    "gemma": _decoder("Gemma", body.gemma, tied=True),
+    "gemma2": _decoder("Gemma2", body.gemma2, tied=True),
+    "gemma3_text": _decoder("Gemma3", body.gemma3_text, tied=True),
+    "glm": _decoder("Glm", body.glm, tied=False),
+    "glm4": _decoder("Glm4", body.glm4, tied=False),
+    "gpt2": _decoder("GPT2", body.gpt2, tied=True),
+    "gpt_neo": _decoder("GPTNeo", body.gpt_neo, tied=True),
+    "gpt_neox": _decoder("GPTNeoX", body.gpt_neox, tied=False),
+    "gpt_oss": _decoder("GptOss", body.gpt_oss, tied=False),
+    "gptj": _decoder("GPTJ", body.gptj, tied=False, bias=True),
+    "granite": _decoder("Granite", body.llama, tied=False),
+    "llama": _decoder("Llama", body.llama, tied=False),
+    "mistral": _decoder("Mistral", body.mistral, tied=False),
+    "mixtral": _decoder("Mixtral", body.mixtral, tied=False),
+    "olmo": _decoder("Olmo", body.olmo, tied=False),
+    "olmo2": _decoder("Olmo2", body.olmo2, tied=False),
+    "opt": _decoder("OPT", body.opt, tied=True),
+    "phi": _decoder("Phi", body.phi, tied=False, bias=True),
+    "phi3": _decoder("Phi3", body.mistral, tied=False),
+    "qwen2": _decoder("Qwen2", body.qwen2, tied=False),
+    "qwen3": _decoder("Qwen3", body.qwen3, tied=False),
+    "qwen3_moe": _decoder("Qwen3Moe", body.qwen3_moe, tied=False),
+    "smollm3": _decoder("SmolLM3", body.llama, tied=True),
+    "stablelm": _decoder("StableLm", body.stablelm, tied=False),
+    "starcoder2": _decoder("Starcoder2", body.starcoder2, tied=True),
+    "xglm": _decoder("XGLM", body.xglm, tied=True),
+    "bart": _seq2seq("Bart", body.bart, classified=True),
+    "m2m_100": _seq2seq("M2M100", body.m2m_100),
+    "marian": _seq2seq("Marian", body.marian),
+    "mbart": _seq2seq("MBart", body.mbart, classified=True),
+    "mt5": _seq2seq("MT5", body.t5, classified=True),
+    "pegasus": _seq2seq("Pegasus", body.pegasus),
+    "t5": _seq2seq("T5", body.t5, classified=True),
+    "albert": _encoder("Albert", body.albert, bare=_pooler, masked=_masked_lm, classifier=_pooled_classifier),
+    "bert": _encoder(
+        "Bert", body.bert, bare=_pooler, masked=_masked_lm, classifier=_pooled_classifier, pretraining=_bert_pretraining
+    ),
+    "deberta": _encoder("Deberta", body.deberta, bare=_nothing, masked=_masked_lm, classifier=_pooled_classifier),
+    "deberta-v2": _encoder("DebertaV2", body.deberta_v2, bare=_nothing, masked=_masked_lm, classifier=_pooled_classifier),
+    "distilbert": _encoder("DistilBert", body.distilbert, bare=_nothing, masked=_masked_lm_with_one_bias, classifier=_two_layers),
     "electra": _encoder(
+        "Electra",
         body.electra,
         bare=_nothing,
         masked=_masked_lm_with_one_bias,
         classifier=_two_layers,
         pretraining=_electra_pretraining,
     ),
-    "modernbert": _encoder(body.modernbert, bare=_nothing, masked=_modernbert_masked_lm, classifier=_modernbert_classifier),
+    "modernbert": _encoder(
+        "ModernBert", body.modernbert, bare=_nothing, masked=_modernbert_masked_lm, classifier=_modernbert_classifier
+    ),
     "roberta": _ROBERTA,
-    "xlm-roberta": _ROBERTA,
+    "xlm-roberta": replace(_ROBERTA, prefix="XLMRoberta"),
 }

@@ -34,6 +34,7 @@ _HUB_ID = re.compile(r"(?:\w[\w.\-]*/)?\w[\w.\-]*", re.ASCII)
 _WEIGHTS = ("*.safetensors", "*.bin")
 _HUB_SECONDS = 4.0
 _LONGEST_REASON = 200
+_DEEPEST = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +59,12 @@ class Model:
         """Parameters of the class, tied weights once: from the catalogue, by formula, or by building it on no memory."""
         if self.card is not None:
             return self.card.parameters
-        if self.config is not None and self.class_name and self.config.get("model_type") in supported_model_types():
+        runs_own_code = self.trust_remote_code and self.config is not None and "auto_map" in self.config
+        if self.config is not None and self.class_name and not runs_own_code:
             try:
                 return count_parameters(self.config, self.class_name)
             except UsageError:
-                pass  # a head that no formula knows: build it
+                pass  # an architecture, a class or a setting that no formula knows: build it
         return sum(parameter.numel() for parameter in self.build("meta").parameters())
 
     def build(self, device: str = "meta") -> nn.Module:
@@ -101,6 +103,7 @@ class Model:
 
         assert self.config is not None
         facts = dict(self.config)
+        _refuse_absurd_depth(facts, self.name)
         try:
             if self.folder is not None and self.trust_remote_code and "auto_map" in facts:
                 config = transformers.AutoConfig.from_pretrained(self.folder, trust_remote_code=True)
@@ -125,7 +128,10 @@ class Model:
         if not isinstance(found, type) or not issubclass(found, transformers.PreTrainedModel):
             mapping = transformers.AutoModelForCausalLM._model_mapping  # noqa: SLF001 (there is no public look-up)
             found = mapping.get(type(config), None)
-        if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        if (
+            not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel))
+            or found is transformers.PreTrainedModel
+        ):
             text = _("{name}: its class {class_name} is not in transformers {version}.")
             raise UsageError(text.format(name=self.name, class_name=self.class_name, version=transformers.__version__))
         return found
@@ -211,19 +217,21 @@ def _of_config(
             _("{name} needs Python code from its own folder, which brim does not run unasked.").format(name=given),
             hint=_("Read that code, then pass trust_remote_code (--trust-remote-code)."),
         )
-    architectures = config.get("architectures") or []
+    architectures = config.get("architectures")
+    named = architectures[0] if isinstance(architectures, list) and architectures else None
     return Model(
         given=given, origin=origin, name=given, config=config,
-        class_name=architectures[0] if architectures and isinstance(architectures[0], str) else _default_class(config),
+        class_name=named if isinstance(named, str) else _default_class(config),
         folder=folder, has_weights=has_weights, trust_remote_code=trust_remote_code,
     )  # fmt: skip
 
 
 def _of_function(given: str, module_name: str, function_name: str) -> Model:
     # The current folder is importable, as it is for `python -m`.
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    with contextlib.suppress(FileNotFoundError):  # a folder that was deleted under us
+        here = str(Path.cwd())
+        if here not in sys.path:
+            sys.path.insert(0, here)
     try:
         with contextlib.redirect_stdout(sys.stderr):
             found: Any = importlib.import_module(module_name)
@@ -359,6 +367,24 @@ def _default_class(config: Mapping[str, Any]) -> str | None:
         if found is not None:
             return str(found[0] if isinstance(found, tuple) else found)
     return None
+
+
+def _refuse_absurd_depth(config: Mapping[str, Any], name: str) -> None:
+    """Every layer is built, if without memory: a slip of a few digits would take hours."""
+    for key in (
+        "num_hidden_layers",
+        "n_layer",
+        "n_layers",
+        "num_layers",
+        "encoder_layers",
+        "decoder_layers",
+        "num_decoder_layers",
+    ):
+        depth = config.get(key)
+        if isinstance(depth, int) and depth > _DEEPEST:
+            raise UsageError(
+                _("{name}: {key} is {depth}, more layers than any model has.").format(name=name, key=key, depth=depth)
+            )
 
 
 def _untie_output(model: Any, config: Mapping[str, Any]) -> None:
