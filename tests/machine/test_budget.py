@@ -279,8 +279,11 @@ def test_interrupting_the_parent_ends_the_child(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(f"""
-            import os, pathlib, time
+            import os, pathlib, signal, time
             from brim import run
+
+            # A job started in the background of a shell ignores interrupts; this test is about one that does not.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
             def hang():
                 pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid()))

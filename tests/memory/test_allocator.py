@@ -15,15 +15,13 @@ from brim.memory.allocator import CachingAllocator, LimitReachedError, replay, s
 from tests.conftest import SHARED
 
 TRACES = sorted((SHARED / "data" / "allocator").glob("*.json.gz"))
+NO_TRACES = pytest.mark.skip(reason="the recorded GPU traces are not beside this clone")
 MIB = 1 << 20
 
 
-@pytest.mark.skipif(not TRACES, reason="the recorded GPU traces are not beside this clone")
-def test_all_recorded_traces_are_there() -> None:
-    assert len(TRACES) == 11
-
-
-@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name.partition(".")[0])
+@pytest.mark.parametrize(
+    "path", TRACES or [pytest.param(None, marks=NO_TRACES)], ids=lambda path: path and path.name.partition(".")[0]
+)
 def test_a_real_trace_replays_to_the_same_segments_in_the_same_order(path: Path) -> None:
     with gzip.open(path) as stream:
         trace: dict[str, Any] = json.load(stream)

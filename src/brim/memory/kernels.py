@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 AttentionKernel = Literal["flash", "efficient", "math"]
 HALF = (torch.float16, torch.bfloat16)
 _FLASH_HEAD_LIMIT = 256
+# The experts of a mixture, multiplied in one call; on meta tensors only bfloat16 is taken.
+_GROUPED_PRODUCTS = tuple(
+    found for found in (getattr(F, "grouped_mm", None), getattr(torch, "_grouped_mm", None)) if found is not None
+)
 
 
 @dataclass(frozen=True)
@@ -46,13 +50,21 @@ class Target:
 
 
 def choose_attention(
-    target: Target, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, has_mask: bool, dropout: float
+    target: Target,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    has_mask: bool,
+    dropout: float,
+    enable_gqa: bool,
 ) -> AttentionKernel:
     """The kernel that `scaled_dot_product_attention` takes on the target."""
     grouped = query.shape[1] != key.shape[1]
     same_head = query.shape[-1] == value.shape[-1]
     if target.backend == "cpu":
-        return "flash" if dropout == 0.0 and same_head else "math"
+        # Heads that differ without `enable_gqa` are broadcast, which only the mathematical form does.
+        return "flash" if dropout == 0.0 and same_head and (enable_gqa or not grouped) else "math"
     capability = target.compute_capability or (8, 0)
     half = query.dtype in HALF
     if capability >= (8, 0) and half and not has_mask and same_head and query.shape[-1] <= _FLASH_HEAD_LIMIT:
@@ -77,6 +89,8 @@ class Kernels(TorchFunctionMode):
             return self._attention(*args, **kwargs)
         if func is F.dropout and self._target.backend == "cuda":
             return _cuda_dropout(*args, **kwargs)
+        if func in _GROUPED_PRODUCTS:
+            return _GroupedProduct.apply(*args[:2])  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
     def _attention(
@@ -90,7 +104,9 @@ class Kernels(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        kernel = choose_attention(self._target, query, key, value, has_mask=attn_mask is not None, dropout=dropout_p)
+        kernel = choose_attention(
+            self._target, query, key, value, has_mask=attn_mask is not None, dropout=dropout_p, enable_gqa=enable_gqa
+        )
         self.chosen.add(kernel)
         if kernel == "math":
             arguments = (query, key, value, attn_mask, dropout_p, is_causal)
@@ -98,13 +114,34 @@ class Kernels(TorchFunctionMode):
             return result[0]  # type: ignore[no-any-return]
         bias = None
         if attn_mask is not None:
-            # The additive mask is a tensor of its own; one that is additive already is used as it is.
-            is_bool = attn_mask.dtype == torch.bool
-            bias = torch.empty_like(attn_mask, dtype=query.dtype) if is_bool else attn_mask
+            bias = _additive(attn_mask, query.dtype) if attn_mask.dtype == torch.bool else attn_mask
         if self._target.backend == "cpu":
             return _CpuFlash.apply(query, key, value, bias, self._tracer, self._target.threads)  # type: ignore[no-any-return,no-untyped-call]
         function = _CudaFlash if kernel == "flash" else _CudaEfficient
         return function.apply(query, key, value, bias, self._tracer)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """0 where the mask allows, minus infinity where it does not: a tensor of its own."""
+    allowed, forbidden = mask.new_empty((), dtype=dtype), mask.new_empty((), dtype=dtype)
+    return torch.where(mask, allowed, forbidden)
+
+
+class _GroupedProduct(torch.autograd.Function):
+    """Rows of tokens, sorted by expert, times each expert's matrix: [tokens, in] x [experts, in, out] -> [tokens, out]."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
+        # Each side is kept for the gradient of the other: frozen experts keep no tokens.
+        needs_rows, needs_matrices = ctx.needs_input_grad
+        ctx.save_for_backward(rows if needs_matrices else None, matrices if needs_rows else None)
+        ctx.shapes = rows.shape, matrices.shape
+        return rows.new_empty(rows.shape[0], matrices.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        grads = (grad.new_empty(shape) if needed else None for shape, needed in zip(ctx.shapes, ctx.needs_input_grad, strict=True))
+        return tuple(grads)
 
 
 def _cuda_dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
@@ -125,7 +162,7 @@ class _CpuFlash(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any, bias: Any, tracer: Tracer, threads: int) -> torch.Tensor:
         batch, heads, length, size = query.shape
-        out = _heads_last(query)
+        out = torch.empty_like(query)  # in the query's own memory order, whatever that is
         logsumexp = query.new_empty(batch, length, heads, dtype=torch.float32).transpose(1, 2)
         q_split = 256 if length >= 768 else 64 if length >= 192 else 32
         q_split, kv_split = min(q_split, length), min(512, key.shape[2])
@@ -139,7 +176,7 @@ class _CpuFlash(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         query, key, value, *_rest = ctx.saved_tensors
-        grads = _heads_last(query), _heads_last(key), _heads_last(value)
+        grads = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
         ctx.tracer.transient(ctx.scratch, "flash_attention_backward")
         return *grads, None, None, None
 

@@ -77,7 +77,7 @@ def trace_step(setup: Setup, target: Target) -> Traced:
     tracer = Tracer(scalar=not setup.padded)
     kernels = Kernels(target, tracer)
     blocks = find_layers(model)
-    with tracer, tracer.layers(blocks):
+    with tracer, kernels, tracer.layers(blocks):  # kernels in backward too: checkpointing runs forward again there
         tracer.adopt(model.parameters(), "parameters")
         tracer.adopt(model.buffers(), "buffers")
         tracer.adopt((tensor for tensor in batch.values() if isinstance(tensor, torch.Tensor)), "buffers")
@@ -85,12 +85,11 @@ def trace_step(setup: Setup, target: Target) -> Traced:
         for _step in range(2):
             for _micro in range(min(2, setup.accumulation)):
                 tracer.go("forward", rounds, None)
-                with kernels:
-                    loss = model(**batch).loss
+                loss = model(**batch).loss
                 if setup.accumulation > 1:
                     loss = loss / setup.accumulation
                 tracer.go("backward", rounds, None)
-                loss.backward()
+                _backward(loss)
                 del loss
                 rounds += 1
             tracer.adopt((parameter.grad for parameter in trainable if parameter.grad is not None), "gradients")
@@ -108,6 +107,15 @@ def trace_step(setup: Setup, target: Target) -> Traced:
         trainable_parameters=sum(parameter.numel() for parameter in trainable),
         layers=len(blocks),
     )
+
+
+def _backward(loss: torch.Tensor) -> None:
+    """`loss.backward()` without its Python front: a function mode is off while it handles a call, and `Tensor.backward` is one.
+
+    Checkpointing runs forward again inside backward, and must meet the target's kernels there too.
+    """
+    engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+    engine.run_backward((loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def build_model(setup: Setup) -> nn.Module:

@@ -147,6 +147,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._scalar
         if self.trace.places[self._place].phase == "backward":
             self._follow_backward()
+        if func is torch.ops.aten.nonzero.default and args[0].is_meta:
+            # How many elements count depends on values; in a batch without faults all do (labels, the experts' tokens).
+            result = args[0].new_empty(args[0].numel(), args[0].dim(), dtype=torch.long)
+            self._born(result, func)
+            return result
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor):
             self._born(result, func)
