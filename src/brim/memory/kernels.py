@@ -49,6 +49,14 @@ class Target:
         return cls("cuda", gpu.sm or (8, 0))
 
 
+def scratch_bytes(target: Target, operator: Any, arguments: Any) -> int:
+    """Bytes that an operator takes and gives back inside its kernel on the target."""
+    # The CPU adds half-precision values up in float32 (aten/src/ATen/native/cpu/ScatterGatherKernel.cpp).
+    if operator is torch.ops.aten.scatter_add.default and target.backend == "cpu" and arguments[0].dtype in HALF:
+        return 4 * int(arguments[0].numel())
+    return 0
+
+
 def choose_attention(
     target: Target,
     query: torch.Tensor,
@@ -140,7 +148,9 @@ class _GroupedProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        grads = (grad.new_empty(shape) if needed else None for shape, needed in zip(ctx.shapes, ctx.needs_input_grad, strict=True))
+        grads = (
+            grad.new_empty(shape) if needed else None for shape, needed in zip(ctx.shapes, ctx.needs_input_grad, strict=True)
+        )
         return tuple(grads)
 
 

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import nn
 
 from brim.errors import UsageError
 from brim.locale import _
-from brim.memory.kernels import Kernels, Target
+from brim.memory.kernels import Kernels, Target, scratch_bytes
 from brim.memory.optimizers import make_optimizer
 from brim.memory.trace import Trace, Tracer
 from brim.workload.words import Attention, Method, Optimizer, Precision, Task
@@ -74,7 +75,7 @@ def trace_step(setup: Setup, target: Target) -> Traced:
     optimizer = make_optimizer(setup.optimizer, trainable, target)
     batch = make_batch(setup)
     # The one truth value that transformers asks of a tensor is whether a mask or the positions are trivial; padded ones are not.
-    tracer = Tracer(scalar=not setup.padded)
+    tracer = Tracer(scalar=not setup.padded, scratch=partial(scratch_bytes, target))
     kernels = Kernels(target, tracer)
     blocks = find_layers(model)
     with tracer, kernels, tracer.layers(blocks):  # kernels in backward too: checkpointing runs forward again there

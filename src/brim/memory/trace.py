@@ -22,9 +22,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import nn
+
+
+# Derivatives fill a fresh tensor in place, unless they see that somebody is watching (torch/csrc/autograd/FunctionsManual.cpp asks
+# `areAnyTensorSubclassLike`): then they make a copy that the real run does not have.
+_IN_PLACE_IN_BACKWARD = frozenset(
+    {torch.ops.aten.scatter_add.default, torch.ops.aten.index_add.default, torch.ops.aten.index_put.default}
+)
 
 
 class Place(NamedTuple):
@@ -94,11 +101,16 @@ class DataDependentError(Exception):
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records births and deaths while it is active."""
 
-    def __init__(self, *, scalar: bool | float | None = None) -> None:
-        """`scalar` is the answer to `.item()`: the one truth value that the traced code may ask for; None forbids the question."""
+    def __init__(self, *, scalar: bool | float | None = None, scratch: Callable[[Any, Any], int] | None = None) -> None:
+        """Trace with these answers.
+
+        `scalar` is the answer to `.item()`: the one truth value that the traced code may ask for; None forbids the question. `scratch` says
+        how many bytes an operator takes and gives back on the target (`brim.memory.kernels.scratch_bytes`).
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
         self._scalar = scalar
+        self._scratch = scratch or (lambda _operator, _arguments: 0)
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._place = -1
         self._boundaries: list[int] = []
@@ -147,6 +159,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._scalar
         if self.trace.places[self._place].phase == "backward":
             self._follow_backward()
+            if func in _IN_PLACE_IN_BACKWARD:
+                self.transient(self._scratch(func, args), func._schema.name)
+                return args[0]
         if func is torch.ops.aten.nonzero.default and args[0].is_meta:
             # How many elements count depends on values; in a batch without faults all do (labels, the experts' tokens).
             result = args[0].new_empty(args[0].numel(), args[0].dim(), dtype=torch.long)
