@@ -23,11 +23,13 @@ from torch.overrides import TorchFunctionMode
 
 if TYPE_CHECKING:
     from brim.machine.records import GPU
+    from brim.memory.autocast import Autocast
     from brim.memory.trace import Tracer
 
 AttentionKernel = Literal["flash", "efficient", "math"]
 HALF = (torch.float16, torch.bfloat16)
 _FLASH_HEAD_LIMIT = 256
+_POINTWISE = frozenset(getattr(torch.ops.aten, name).Tensor for name in ("add", "sub", "mul", "div"))
 # The experts of a mixture, multiplied in one call; on meta tensors only bfloat16 is taken.
 _GROUPED_PRODUCTS = tuple(
     found for found in (getattr(F, "grouped_mm", None), getattr(torch, "_grouped_mm", None)) if found is not None
@@ -49,12 +51,22 @@ class Target:
         return cls("cuda", gpu.sm or (8, 0))
 
 
-def scratch_bytes(target: Target, operator: Any, arguments: Any) -> int:
-    """Bytes that an operator takes and gives back inside its kernel on the target."""
+def scratch_bytes(target: Target, operator: Any, arguments: Any) -> tuple[int, ...]:
+    """What an operator takes and gives back inside its kernel on the target, storage by storage."""
     # The CPU adds half-precision values up in float32 (aten/src/ATen/native/cpu/ScatterGatherKernel.cpp).
     if operator is torch.ops.aten.scatter_add.default and target.backend == "cpu" and arguments[0].dtype in HALF:
-        return 4 * int(arguments[0].numel())
-    return 0
+        return (4 * int(arguments[0].numel()),)
+    # The CPU brings operands of two dtypes to the wider one before it starts (aten/src/ATen/TensorIterator.cpp, `compute_types`).
+    if operator in _POINTWISE and target.backend == "cpu" and isinstance(arguments[1], torch.Tensor):
+        left, right = arguments[:2]
+        if left.dtype != right.dtype and left.dim() and right.dim():
+            common = torch.promote_types(left.dtype, right.dtype)
+            return tuple(side.numel() * common.itemsize for side in (left, right) if side.dtype != common)
+    # Which scores are minus infinity, and which rows have no other (aten/src/ATen/native/transformers/attention.cpp, `_safe_softmax`).
+    if operator is torch.ops.aten._safe_softmax.default:
+        scores: torch.Tensor = arguments[0]
+        return scores.numel(), scores.numel() // scores.shape[-1]
+    return ()
 
 
 def choose_attention(
@@ -85,8 +97,9 @@ def choose_attention(
 class Kernels(TorchFunctionMode):
     """Replaces calls while it is active; `chosen` remembers which attention kernels ran."""
 
-    def __init__(self, target: Target, tracer: Tracer) -> None:
+    def __init__(self, target: Target, tracer: Tracer, autocast: Autocast | None = None) -> None:
         super().__init__()
+        self._autocast = autocast
         self._target = target
         self._tracer = tracer
         self.chosen: set[AttentionKernel] = set()
@@ -94,7 +107,11 @@ class Kernels(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            return self._attention(*args, **kwargs)
+            if self._autocast is None:
+                return self._attention(*args, **kwargs)
+            args, kwargs = self._autocast.lower(args, kwargs)
+            with self._autocast.paused():
+                return self._attention(*args, **kwargs)
         if func is F.dropout and self._target.backend == "cuda":
             return _cuda_dropout(*args, **kwargs)
         if func in _GROUPED_PRODUCTS:
@@ -116,13 +133,14 @@ class Kernels(TorchFunctionMode):
             self._target, query, key, value, has_mask=attn_mask is not None, dropout=dropout_p, enable_gqa=enable_gqa
         )
         self.chosen.add(kernel)
+        bias = attn_mask
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            bias = _additive(attn_mask, query.dtype)
         if kernel == "math":
-            arguments = (query, key, value, attn_mask, dropout_p, is_causal)
-            result = torch.ops.aten._scaled_dot_product_attention_math(*arguments, scale=scale, enable_gqa=enable_gqa)
+            arguments = (query, key, value, bias, dropout_p, is_causal)
+            with self._tracer.in_place(torch.ops.aten.add.Tensor):  # the mask is added to the scores where they are
+                result = torch.ops.aten._scaled_dot_product_attention_math(*arguments, scale=scale, enable_gqa=enable_gqa)
             return result[0]  # type: ignore[no-any-return]
-        bias = None
-        if attn_mask is not None:
-            bias = _additive(attn_mask, query.dtype) if attn_mask.dtype == torch.bool else attn_mask
         if self._target.backend == "cpu":
             return _CpuFlash.apply(query, key, value, bias, self._tracer, self._target.threads)  # type: ignore[no-any-return,no-untyped-call]
         function = _CudaFlash if kernel == "flash" else _CudaEfficient
@@ -177,7 +195,7 @@ class _CpuFlash(torch.autograd.Function):
         q_split = 256 if length >= 768 else 64 if length >= 192 else 32
         q_split, kv_split = min(q_split, length), min(512, key.shape[2])
         scratch = q_split * kv_split + 2 * q_split + q_split * size
-        tracer.transient(4 * threads * scratch, "flash_attention_forward")
+        tracer.transient((4 * threads * scratch,), "flash_attention_forward")
         ctx.save_for_backward(query, key, value, out, logsumexp, bias)
         ctx.tracer = tracer
         ctx.scratch = 4 * threads * (2 * q_split * kv_split + q_split)
@@ -187,7 +205,7 @@ class _CpuFlash(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         query, key, value, *_rest = ctx.saved_tensors
         grads = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-        ctx.tracer.transient(ctx.scratch, "flash_attention_backward")
+        ctx.tracer.transient((ctx.scratch,), "flash_attention_backward")
         return *grads, None, None, None
 
 

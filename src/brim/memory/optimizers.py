@@ -88,24 +88,23 @@ class _Stateful:
 
 
 class _Lion(_Stateful):
-    """One moment; the update is a tensor of its own, one parameter at a time."""
+    """One moment; the update is made from a copy of it, one parameter at a time (lion-pytorch's `update_fn`)."""
 
     def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
         super().__init__(parameters, lambda parameter: {"exp_avg": torch.zeros_like(parameter)})
 
     def step(self) -> None:
-        """Compute `update = sign(b1 * m + (1 - b1) * g)` in a copy of the moment."""
+        """Compute `update = sign(b1 * m + (1 - b1) * g)`: a copy of the moment, and the sum."""
         super().step()
         for parameter in self._parameters:
             if parameter.grad is not None:
-                update = self.state[parameter]["exp_avg"].mul(0.9)
-                update.add_(parameter.grad)
+                update = self.state[parameter]["exp_avg"].clone().add(parameter.grad)
                 del update
 
 
 def _two_moments(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
     return {
-        "step": torch.zeros((), device=parameter.device),
+        "step": parameter.new_zeros((), dtype=torch.float32),
         "exp_avg": torch.zeros_like(parameter),
         "exp_avg_sq": torch.zeros_like(parameter),
     }

@@ -16,10 +16,13 @@ import weakref
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from brim.memory.values import Values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -77,15 +80,29 @@ class Trace:
                 peaks[key] = live
         return peaks
 
-    def alive_at_peak(self, phases: Iterable[str], last_round: int | None = None) -> Counter[str]:
-        """Bytes by kind at the moment of the highest peak within these phases."""
+    def label_activations(self) -> None:
+        """Name what forward leaves for backward: born in forward, alive when it ends, and not logits."""
+        alive: set[int] = set()
+        phase = ""
+        for event, place in zip(self.events, self.event_places, strict=True):
+            before, phase = phase, self.places[place].phase
+            if before == "forward" and phase != "forward":
+                for number in alive:
+                    if self.births[number].kind == "temporary":
+                        self.births[number].kind = "activations"
+                alive.clear()
+            if phase == "forward":
+                alive.add(event) if event >= 0 else alive.discard(~event)
+
+    def alive_at_peak(self, phases: Iterable[str], first_round: int = 0) -> Counter[str]:
+        """Bytes by kind at the moment of the highest peak within these phases, from this round on."""
         wanted = set(phases)
         live = best = 0
         position = -1
         for index, (event, place) in enumerate(zip(self.events, self.event_places, strict=True)):
             live += self.births[event].size if event >= 0 else -self.births[~event].size
             where = self.places[place]
-            if live > best and where.phase in wanted and (last_round is None or where.round == last_round):
+            if live > best and where.phase in wanted and where.round >= first_round:
                 best, position = live, index
         alive: Counter[str] = Counter()
         for event in self.events[: position + 1]:
@@ -94,23 +111,29 @@ class Trace:
         return alive
 
 
-class DataDependentError(Exception):
-    """The module asked for the value of a tensor, and a trace has none."""
-
-
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records births and deaths while it is active."""
 
-    def __init__(self, *, scalar: bool | float | None = None, scratch: Callable[[Any, Any], int] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        scalar: bool | float | None = None,
+        scratch: Callable[[Any, Any], Iterable[int]] | None = None,
+        vocabulary: int | None = None,
+    ) -> None:
         """Trace with these answers.
 
         `scalar` is the answer to `.item()`: the one truth value that the traced code may ask for; None forbids the question. `scratch` says
-        how many bytes an operator takes and gives back on the target (`brim.memory.kernels.scratch_bytes`).
+        how many bytes an operator takes and gives back on the target (`brim.memory.kernels.scratch_bytes`). Tensors whose last dimension
+        is the `vocabulary` are logits.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
-        self._scalar = scalar
-        self._scratch = scratch or (lambda _operator, _arguments: 0)
+        self.values = Values(self._number, scalar)
+        self._vocabulary = vocabulary
+        self._in_place: frozenset[Any] = frozenset()
+        self._alone = _references_when_alone()
+        self._scratch = scratch or (lambda _operator, _arguments: ())
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._place = -1
         self._boundaries: list[int] = []
@@ -132,12 +155,28 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if number is not None:
                 self.trace.births[number].kind = kind
 
-    def transient(self, size: int, operator: str) -> None:
+    def adopt_model(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        """Count parameters and buffers of a model, each in its layer."""
+        layers = {id(tensor): index for index, block in enumerate(blocks) for tensor in (*block.parameters(), *block.buffers())}
+        for kind, tensors in (("parameters", model.parameters()), ("buffers", model.buffers())):
+            for tensor in tensors:
+                self.go("build", 0, layers.get(id(tensor)))
+                self.adopt([tensor], kind)
+        self.go("build", 0, None)
+
+    def transient(self, sizes: Iterable[int], operator: str) -> None:
         """Memory that a kernel takes and gives back inside one operator."""
-        if size <= 0:
-            return
-        number = self._record(size, operator)
-        self._died(number)
+        for number in [self._record(size, operator) for size in sizes if size]:
+            self._died(number)
+
+    @contextlib.contextmanager
+    def in_place(self, *operators: Any) -> Iterator[None]:
+        """Let these operators write into their first argument, as they do where nobody is watching."""
+        before, self._in_place = self._in_place, frozenset(operators)
+        try:
+            yield
+        finally:
+            self._in_place = before
 
     @contextlib.contextmanager
     def layers(self, blocks: Sequence[nn.Module]) -> Iterator[None]:
@@ -153,28 +192,42 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 handle.remove()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
-            if self._scalar is None:
-                raise DataDependentError
-            return self._scalar
         if self.trace.places[self._place].phase == "backward":
             self._follow_backward()
-            if func in _IN_PLACE_IN_BACKWARD:
+            if func in _IN_PLACE_IN_BACKWARD or (func is torch.ops.aten.add.Tensor and self._is_sum_in_place(*args[:2])):
                 self.transient(self._scratch(func, args), func._schema.name)
                 return args[0]
-        if func is torch.ops.aten.nonzero.default and args[0].is_meta:
-            # How many elements count depends on values; in a batch without faults all do (labels, the experts' tokens).
-            result = args[0].new_empty(args[0].numel(), args[0].dim(), dtype=torch.long)
+        if func in self._in_place:
+            self.transient(self._scratch(func, args), func._schema.name)
+            return args[0].detach()
+        result = self.values.answer(func, args)
+        if result is NotImplemented:
+            result = func(*args, **(kwargs or {}))
+        if self.trace.places[self._place].phase in {"clip", "optimizer"}:
+            self._bear_by_parameter(result, func, args)
+        elif isinstance(result, torch.Tensor):
             self._born(result, func)
-            return result
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor):
-            self._born(result, func)
+            self.values.follow(func, result, args)
         elif isinstance(result, tuple | list):
             for item in result:
                 if isinstance(item, torch.Tensor):
                     self._born(item, func)
+        self.transient(self._scratch(func, args), func._schema.name)
         return result
+
+    def _bear_by_parameter(self, result: Any, func: Any, args: Any) -> None:
+        """After backward, operators work on one parameter, or on a list of them: what they make belongs to the parameter's layer."""
+        first: Any = args[0] if args else None
+        many = isinstance(result, tuple | list)
+        items = result if many else [result]
+        pairs_up = many and isinstance(first, tuple | list) and len(first) == len(result)
+        for item, source in zip(items, first if pairs_up else [first] * len(items), strict=True):
+            if isinstance(item, torch.Tensor):
+                place = self.trace.places[self._place]
+                number = self._number(source) if isinstance(source, torch.Tensor) else None
+                layer = self.trace.places[self.trace.births[number].place].layer if number is not None else None
+                self.go(place.phase, place.round, layer)
+                self._born(item, func)
 
     def _enter(self, index: int) -> Any:
         def hook(_module: nn.Module, inputs: Any) -> None:
@@ -212,6 +265,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         layer = bisect_left(self._boundaries, number) - 1
         self.go("backward", place.round, layer if layer >= 0 else None)
 
+    def _is_sum_in_place(self, into: torch.Tensor, other: Any) -> bool:
+        """Whether autograd, where two gradients of one tensor meet, would add to the first one, since nobody else holds it.
+
+        torch/csrc/autograd/input_buffer.cpp (`can_accumulate_inplace`) does so unless somebody is watching.
+        """
+        if torch.is_grad_enabled() or not isinstance(other, torch.Tensor) or into.shape != other.shape:
+            return False
+        references: Any = into
+        shared = torch._C._storage_Use_Count(into.untyped_storage()._cdata)
+        return (references._use_count(), shared) == self._alone
+
     def _number(self, tensor: torch.Tensor) -> int | None:
         found = self._alive.get(tensor.untyped_storage()._cdata)
         return found[0] if found is not None else None
@@ -225,6 +289,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if size == 0 or not tensor.is_meta:
             return None
         number = self._record(size, operator if isinstance(operator, str) else operator._schema.name)
+        if tensor.dim() > 1 and tensor.shape[-1] == self._vocabulary and tensor.is_floating_point():
+            self.trace.births[number].kind = "logits"
 
         def gone(_reference: Any, key: int = key, number: int = number) -> None:
             del self._alive[key]
@@ -244,6 +310,26 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _died(self, number: int) -> None:
         self.trace.events.append(~number)
         self.trace.event_places.append(self._place)
+
+
+class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    counts = (0, 0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.add.Tensor:
+            self.counts = args[0]._use_count(), torch._C._storage_Use_Count(args[0].untyped_storage()._cdata)
+        return func(*args, **(kwargs or {}))
+
+
+@cache
+def _references_when_alone() -> tuple[int, int]:
+    """References to a gradient and to its storage, seen from a dispatch mode, when autograd holds the only one: tried out."""
+    watcher: Any = _Watcher()  # type: ignore[no-untyped-call]
+    with torch.device("meta"), watcher:
+        leaf = torch.zeros(1, requires_grad=True)
+        torch.stack((leaf.sin(), leaf.cos())).sum().backward()  # type: ignore[no-untyped-call]
+    counts: tuple[int, int] = watcher.counts
+    return counts
 
 
 def _sequence_number(value: Any) -> int:

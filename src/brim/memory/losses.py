@@ -1,0 +1,74 @@
+"""A cross-entropy that never holds the logits of all tokens.
+
+`loss="chunked"` means the head of TRL's `SFTTrainer` (its default, `loss_type="chunked_nll"`; trl/trainer/sft_trainer.py,
+`_chunked_cross_entropy_loss`): the hidden states are cut into chunks of 256 tokens; each chunk's logits are computed in float32, inside a
+checkpoint, so that they live only while that chunk is under way, once in forward and once more in backward. What that costs beside
+one chunk's logits is counted as well: a sorted copy of the hidden states (labels that count come first; here all do), and, for weights in
+half precision, the head's weight in float32, chunk by chunk.
+
+Liger's fused kernel (`liger_kernel/ops/fused_linear_cross_entropy.py`) keeps the gradient of the hidden states and of the head from
+forward on, and takes smaller chunks where the vocabulary is large; it is not what is modelled here.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (the name that everybody uses)
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+CHUNK_TOKENS = 256
+"""trl/trainer/sft_trainer.py, `_CHUNKED_LM_HEAD_CHUNK_SIZE`."""
+
+
+class Lossy(NamedTuple):
+    """A model's output, of which only the loss is there."""
+
+    loss: torch.Tensor
+
+
+def use_chunked_loss(model: Any) -> None:
+    """Let a causal language model (or the one inside peft's wrapper) compute its loss in chunks, with its head and without its logits."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    head = inner.get_output_embeddings()
+    cap = getattr(inner.config.get_text_config(), "final_logit_softcapping", None)
+
+    def forward(self: Any, input_ids: torch.Tensor, labels: torch.Tensor, **rest: Any) -> Lossy:
+        hidden = self.base_model(input_ids=input_ids, **rest).last_hidden_state
+        return Lossy(chunked_cross_entropy(hidden, labels, head, cap))
+
+    inner.forward = types.MethodType(forward, inner)
+
+
+def chunked_cross_entropy(hidden: torch.Tensor, labels: torch.Tensor, head: nn.Module, cap: float | None) -> torch.Tensor:
+    """Next-token cross-entropy, averaged, chunk by chunk."""
+    states = hidden[..., :-1, :].reshape(-1, hidden.shape[-1])
+    targets = labels[..., 1:].reshape(-1)
+    counts = targets != -100
+    order = counts.to(torch.int8).argsort(descending=True, stable=True)
+    states, targets = states[order], targets[order]
+    total = states.new_zeros((), dtype=torch.float32)
+    for start in range(0, states.shape[0], CHUNK_TOKENS):
+        end = start + CHUNK_TOKENS
+        part = checkpoint(_chunk, states[start:end], head.weight, head.bias, targets[start:end], cap, use_reentrant=False)
+        total = total + part
+    return total / counts.sum()
+
+
+def _chunk(
+    states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, cap: float | None
+) -> torch.Tensor:
+    logits = states.float() @ weight.float().t()
+    if bias is not None:
+        logits = logits + bias.float()
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
+    logarithms = F.log_softmax(logits, dim=-1)
+    loss = F.nll_loss(logarithms, targets, ignore_index=-100, reduction="sum")
+    # TRL reports accuracy and entropy; what they hold in passing counts.
+    (logits.argmax(dim=-1) == targets).sum()
+    (logarithms.exp() * logarithms).sum(dim=-1).sum()
+    return loss

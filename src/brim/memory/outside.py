@@ -1,0 +1,61 @@
+"""Memory that no tensor of the step holds: constants with their sources, in one place.
+
+Inside the caching allocator: cuBLAS's workspaces, which torch allocates for each pair of handle and stream and never frees. Forward makes
+the first; backward runs on a thread of its own with a handle of its own and makes the second. Outside of it: the CUDA context, which
+holds the driver's state and the code of every kernel that was loaded, and NCCL's buffers. torch's counters do not show those;
+nvidia-smi does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+CUBLAS_WORKSPACE_BYTES = 8_519_680
+"""`CUBLAS_WORKSPACE_CONFIG` defaults to :4096:2:16:8 = 2 x 4 MiB + 8 x 16 KiB (aten/src/ATen/cuda/CublasHandlePool.cpp); seen as requests
+of just this size in the recorded traces."""
+
+CUBLAS_WORKSPACE_HOPPER_BYTES = 32 * MIB
+"""sm90 (same file); sm100 and sm120 since pytorch#175344, February 2026."""
+
+WORKSPACES_FORWARD = 1
+WORKSPACES_TRAINING = 2
+
+CONTEXT_BYTES = 430 * MIB
+"""With lazy loading of kernels (CUDA >= 11.7): 287,047,680 bytes with one small tensor (pytorch#86509), 300-400 MB (pytorch#107667,
+#109888), 426 MiB on an RTX 6000 Ada with torch 2.10 and CUDA 13 (unsloth-zoo#1053). It grows as kernels are loaded, so the upper end."""
+
+CONTEXT_EAGER_BYTES = 666_632_192
+"""With eager loading (pytorch#86509); kept for `CUDA_MODULE_LOADING=EAGER`."""
+
+NCCL_PAIR_BYTES = 544 * 10**6
+NCCL_GROUP_BYTES = 688 * 10**6
+"""One communicator of two ranks, or of more, on four A100 with NVLink (nccl#964); linear in channels, so other machines differ."""
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What a training process on one GPU holds besides its tensors."""
+
+    workspace_bytes: int
+    """One cuBLAS workspace: a request to the caching allocator."""
+    workspaces: int
+    context_bytes: int
+    communication_bytes: int
+
+    @property
+    def device_bytes(self) -> int:
+        """What comes on top of reserved bytes to give what nvidia-smi shows."""
+        return self.context_bytes + self.communication_bytes
+
+
+def outside(compute_capability: tuple[int, int], *, gpus: int = 1, training: bool = True) -> Outside:
+    """The constants for a GPU of this compute capability, in a process group of this size."""
+    is_large = compute_capability >= (9, 0)
+    return Outside(
+        workspace_bytes=CUBLAS_WORKSPACE_HOPPER_BYTES if is_large else CUBLAS_WORKSPACE_BYTES,
+        workspaces=WORKSPACES_TRAINING if training else WORKSPACES_FORWARD,
+        context_bytes=CONTEXT_BYTES,
+        communication_bytes=0 if gpus == 1 else NCCL_PAIR_BYTES if gpus == 2 else NCCL_GROUP_BYTES,
+    )
