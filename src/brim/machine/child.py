@@ -208,8 +208,9 @@ def _perform(task: Task) -> Returned:
         try:
             value = function(*arguments, **keywords)
         finally:
-            # Telling what happened takes memory too, and it is not the task's.
-            set_data_limit(None)
+            if limit is not None:
+                # Telling what happened takes memory too, and it is not the task's.
+                set_data_limit(None)
         answer = pickle.dumps(value)
     except SystemExit as error:
         if error.code in (None, 0):
