@@ -47,6 +47,25 @@ def test_another_shape_is_predicted_size_by_size(config: dict[str, Any], target:
         assert shaped.live_peak_bytes(batch, length) == max(whole.peaks().values())
 
 
+def test_shapes_and_depth_go_together() -> None:
+    """Four layers at four small shapes give nine layers at another."""
+    setup = Setup(
+        config={**LLAMA, "num_hidden_layers": 4},
+        task="causal-lm",
+        micro_batch=1,
+        length=1,
+        precision="bf16",
+        checkpointing="full",
+    )
+    target = Target("cuda", (8, 0))
+    shaped = _fitted(setup, target).deepened(template=1, extra=5)
+    deep = replace(setup, config={**LLAMA, "num_hidden_layers": 9}, micro_batch=5, length=384)
+    whole = trace_step(deep, target).trace
+    predicted = shaped.at(5, 384)
+    assert predicted.events == whole.events
+    assert [birth.size for birth in predicted.births] == [birth.size for birth in whole.births]
+
+
 def test_a_structure_that_changes_with_the_shape_is_not_fitted() -> None:
     """A sliding window that is shorter than the longer trace: a mask appears."""
     config = {**LLAMA, "model_type": "mistral", "sliding_window": 200}

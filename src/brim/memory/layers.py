@@ -50,6 +50,11 @@ class Unit:
 
 def deepen(trace: Trace, template: int, extra: int) -> Trace:
     """Insert `extra` copies of layer `template` behind it. Both its neighbours must have been traced, and the next must equal it."""
+    return deepen_with_sources(trace, template, extra)[0]
+
+
+def deepen_with_sources(trace: Trace, template: int, extra: int) -> tuple[Trace, list[int]]:
+    """The same, and for every storage of the deep trace the storage of the shallow one that it is, or is a copy of."""
     assert extra >= 0
     addresses = _addresses(trace)
     units = list(_units(trace))
@@ -126,14 +131,15 @@ class _Deepener:
         self._clones: dict[tuple[int, int], int] = {}
         """(old storage, how many layers further) -> new storage; 0 further is the storage itself."""
         self._open: set[tuple[int, int]] = set()
+        self._sources: list[int] = []
 
-    def run(self, units: list[Unit]) -> Trace:
+    def run(self, units: list[Unit]) -> tuple[Trace, list[int]]:
         for unit in units:
             if unit.place.layer == self._template:
                 self._repeat(unit)
             else:
                 self._emit(unit, 0)
-        return self._new
+        return self._new, self._sources
 
     def _repeat(self, unit: Unit) -> None:
         """Copies stand behind the template, in the order in which the phase goes through the layers."""
@@ -143,30 +149,38 @@ class _Deepener:
 
     def _emit(self, unit: Unit, further: int) -> None:
         place = self._moved(unit.place, further)
-        for together, group in groupby(
-            unit.events, key=lambda event: event < 0 and self._dies_with_its_copies(~event, unit.place)
-        ):
+        before: int | None = None
+        for together, group in groupby(unit.events, key=lambda event: self._dies_with_its_copies(event, unit.place)):
             events = list(group)
             if together:
-                # Layer by layer, as whoever drops them goes through the parameters.
-                for each in range(self._extra + 1):
-                    for event in events:
-                        self._die(~event, each, place)
+                self._die_together(events, before, place)
                 continue
+            before = ~events[-1] if events[-1] < 0 else None
             for event in events:
                 if event >= 0:
                     self._bear(event, further, place)
                 else:
                     self._let_die(~event, unit.place, further, place)
 
+    def _die_together(self, events: list[int], before: int | None, place: Place) -> None:
+        """Layer by layer, as whoever drops them goes through the parameters.
+
+        A list drops its items from the end: what died just before tells the direction.
+        """
+        last = self._addresses[before].layer if before is not None else None
+        backwards = last is not None and last > self._template
+        for each in range(self._extra, -1, -1) if backwards else range(self._extra + 1):
+            for event in events:
+                self._die(~event, each, place)
+
     def _moved(self, place: Place, further: int) -> Place:
         if place.layer is None or place.layer < self._template:
             return place
         return place._replace(layer=place.layer + (further if place.layer == self._template else self._extra))
 
-    def _dies_with_its_copies(self, number: int, where: Place) -> bool:
+    def _dies_with_its_copies(self, event: int, where: Place) -> bool:
         """Whether a storage of the template dies outside of the layers: gradients, a list of temporaries."""
-        layer = self._addresses[number].layer
+        layer = self._addresses[~event].layer if event < 0 else None
         return layer == self._template and not _is_inside(layer, where)
 
     def _let_die(self, number: int, where: Place, further: int, place: Place) -> None:
@@ -203,6 +217,7 @@ class _Deepener:
             )
         self._new.births.append(Birth(size, old.operator, self._index(place), old.kind))
         self._clones[number, further] = len(self._new.births) - 1
+        self._sources.append(number)
         self._new.events.append(len(self._new.births) - 1)
         self._new.event_places.append(self._index(place))
         self._open.add((number, further))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from brim.memory.layers import deepen_with_sources
 from brim.memory.trace import Trace
 
 if TYPE_CHECKING:
@@ -46,6 +47,21 @@ class ShapedTrace:
     """Sizes at the four shapes that were traced, for the few storages that are no product: [storages, 2 batches, 2 lengths]."""
     between: Sizes
     """Which storages those are. Their sizes are straight lines in batch and length (labels with one token more)."""
+
+    def deepened(self, template: int, extra: int) -> ShapedTrace:
+        """The same family of shapes with `extra` more layers like `template`."""
+        base, sources = deepen_with_sources(self.base, template, extra)
+        places = {number: index for index, number in enumerate(self.between.tolist())}
+        between = [(index, places[source]) for index, source in enumerate(sources) if source in places]
+        corners = self.corners[[place for _index, place in between]] if between else self.corners[:0]
+        return replace(
+            self,
+            base=base,
+            batch_powers=self.batch_powers[sources],
+            length_powers=self.length_powers[sources],
+            corners=corners,
+            between=np.array([index for index, _place in between], dtype=np.int64),
+        )
 
     def sizes(self, batch: int, length: int) -> Sizes:
         """Bytes of every storage at this shape."""
