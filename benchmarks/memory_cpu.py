@@ -20,10 +20,10 @@ from typing import Any
 import torch
 import transformers
 
-from brim.memory.kernels import Target
 from brim.memory.measured import measure_step
 from brim.memory.predict import predict
-from brim.memory.reference import Setup, trace_step
+from brim.memory.reference import trace_step
+from brim.memory.setup import Setup, Target
 
 MEDIAN_PERCENT = 0.5
 WORST_PERCENT = {"fp32": 3.0, "bf16": 4.0}

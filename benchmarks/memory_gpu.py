@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -29,12 +29,16 @@ from torch import nn
 import brim
 from brim.memory.allocator import Block, CachingAllocator
 from brim.memory.autocast import Autocast
-from brim.memory.kernels import Kernels, Target, scratch_bytes
+from brim.memory.kernels import Kernels, scratch_bytes
 from brim.memory.optimizers import make_optimizer
 from brim.memory.outside import outside
 from brim.memory.quantized import QuantizedLinear
-from brim.memory.reference import HALVES, Setup, _backward, _vocabulary, build_model, find_layers, make_batch
-from brim.memory.trace import Trace, Tracer
+from brim.memory.reference import HALVES, _backward, _vocabulary, build_model, find_layers, make_batch
+from brim.memory.setup import Setup, Target
+from brim.memory.trace import Tracer
+
+if TYPE_CHECKING:
+    from brim.memory.stream import Trace
 
 MEASURED = Path(__file__).parents[2] / "shared" / "data" / "memory" / "measured.csv"
 UNITS = {"GB": 10**9, "GiB": 1 << 30, "unknown": 1 << 30}

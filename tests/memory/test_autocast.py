@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from brim.memory.autocast import Autocast, policies
-from brim.memory.kernels import Target
-from brim.memory.reference import Setup, trace_step
+from brim.memory.reference import trace_step
+from brim.memory.setup import Setup, Target
 
 TINY = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,

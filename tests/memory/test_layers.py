@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from brim.memory.kernels import Target
 from brim.memory.layers import NotRepeatedError, deepen
 from brim.memory.predict import shallow, trace_deep
-from brim.memory.reference import Setup, trace_step
-from brim.memory.trace import Trace
+from brim.memory.reference import trace_step
+from brim.memory.setup import Setup, Target
+from brim.memory.stream import Trace
 
 COMMON = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 211}
 LLAMA = {"model_type": "llama", "intermediate_size": 96, "num_key_value_heads": 2, **COMMON}

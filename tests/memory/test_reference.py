@@ -10,10 +10,10 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from brim.errors import UsageError
-from brim.memory.kernels import Target
 from brim.memory.measured import measure_step
 from brim.memory.predict import Peaks, predict
-from brim.memory.reference import Setup, trace_step
+from brim.memory.reference import trace_step
+from brim.memory.setup import Setup, Target
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 500, "intermediate_size": 96}
 LLAMA = {"model_type": "llama", "num_key_value_heads": 2, "pad_token_id": 0, **SIZES}

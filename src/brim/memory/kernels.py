@@ -14,7 +14,6 @@ Attention (aten/src/ATen/native/transformers/{sdp_utils_cpp.cpp,cuda/sdp_utils.c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -22,8 +21,8 @@ import torch.nn.functional as F  # noqa: N812 (the name that everybody uses)
 from torch.overrides import TorchFunctionMode
 
 if TYPE_CHECKING:
-    from brim.machine.records import GPU
     from brim.memory.autocast import Autocast
+    from brim.memory.setup import Target
     from brim.memory.trace import Tracer
 
 AttentionKernel = Literal["flash", "efficient", "math"]
@@ -34,21 +33,6 @@ _POINTWISE = frozenset(getattr(torch.ops.aten, name).Tensor for name in ("add", 
 _GROUPED_PRODUCTS = tuple(
     found for found in (getattr(F, "grouped_mm", None), getattr(torch, "_grouped_mm", None)) if found is not None
 )
-
-
-@dataclass(frozen=True)
-class Target:
-    """The device that an estimate is for."""
-
-    backend: Literal["cpu", "cuda"]
-    compute_capability: tuple[int, int] | None = None
-    threads: int = 1
-    """CPU: OpenMP threads, each of which has a scratch buffer in attention."""
-
-    @classmethod
-    def of_gpu(cls, gpu: GPU) -> Target:
-        """The target that a catalogue entry describes; an unknown card counts as a current one."""
-        return cls("cuda", gpu.sm or (8, 0))
 
 
 def scratch_bytes(target: Target, operator: Any, arguments: Any) -> tuple[int, ...]:

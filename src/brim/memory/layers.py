@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from brim.memory.trace import Birth, Place, Trace
+from brim.memory.stream import Birth, Place, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

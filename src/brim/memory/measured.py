@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from brim.memory.reference import Setup, build_model, make_batch
+from brim.memory.reference import build_model, make_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from brim.memory.setup import Setup
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from brim.workload.words import Optimizer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from brim.memory.kernels import Target
+    from brim.memory.setup import Target
 
 # bitsandbytes/optim/optimizer.py: state is quantised in blocks, and tensors below this size keep a 32-bit state.
 _BNB_BLOCK = 256

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from brim.memory.allocator import Replay, replay, smallest_surviving_limit
 from brim.memory.layers import NotRepeatedError, deepen
-from brim.memory.reference import Setup, Traced, build_model, trace_step
+from brim.memory.reference import Traced, build_model, trace_step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from brim.memory.kernels import Target
-    from brim.memory.trace import Trace
+    from brim.memory.setup import Setup, Target
+    from brim.memory.stream import Trace
 
 # How config files call the depth of a stack of layers; an encoder-decoder has one name of each kind.
 _ONE_STACK = ("num_hidden_layers", "n_layer", "n_layers")

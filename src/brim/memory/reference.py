@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,49 +20,21 @@ from torch import nn
 from brim.errors import UsageError
 from brim.locale import _
 from brim.memory.autocast import Autocast
-from brim.memory.kernels import Kernels, Target, scratch_bytes
+from brim.memory.kernels import Kernels, scratch_bytes
 from brim.memory.losses import use_chunked_loss
 from brim.memory.optimizers import make_optimizer
 from brim.memory.quantized import BITS, follow_peft, prepare, quantize, true_numel
-from brim.memory.trace import Trace, Tracer
-from brim.workload.words import Attention, Loss, Method, Optimizer, Precision, Task
+from brim.memory.stream import Trace
+from brim.memory.trace import Tracer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from brim.memory.setup import Setup, Target
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 HALVES = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 """What autocast casts to."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """Everything that shapes the step on one device."""
-
-    config: Mapping[str, Any]
-    """The model's config.json."""
-    task: Task
-    micro_batch: int
-    length: int
-    target_length: int | None = None
-    accumulation: int = 1
-    padded: bool = True
-    method: Method = "full"
-    lora_rank: int = 8
-    lora_targets: tuple[str, ...] = ()
-    prepared: bool = True
-    """Quantised base: whether `prepare_model_for_kbit_training` holds what is not quantised in float32."""
-    freeze: tuple[str, ...] = ()
-    precision: Precision = "fp32"
-    optimizer: Optimizer = "adamw"
-    checkpointing: str = "none"
-    attention: Attention = "sdpa"
-    max_grad_norm: float | None = 1.0
-    num_labels: int = 2
-    evaluation_batch: int | None = None
-    """Sequences in a step of evaluation, which comes after training; None for none."""
-    loss: Loss = "standard"
-    """`chunked`, for causal language models only, is described in `brim.memory.losses`."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from brim.memory.layers import deepen_with_sources
-from brim.memory.trace import Trace
+from brim.memory.stream import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,14 +14,13 @@ from __future__ import annotations
 import contextlib
 import weakref
 from bisect import bisect_left
-from collections import Counter
-from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from brim.memory.stream import Birth, Place, Trace
 from brim.memory.values import Values
 
 if TYPE_CHECKING:
@@ -35,80 +34,6 @@ if TYPE_CHECKING:
 _IN_PLACE_IN_BACKWARD = frozenset(
     {torch.ops.aten.scatter_add.default, torch.ops.aten.index_add.default, torch.ops.aten.index_put.default}
 )
-
-
-class Place(NamedTuple):
-    """Where in the step an event happens. Layers are numbered from 0; None outside of them."""
-
-    phase: str
-    """`build`, `forward`, `backward`, `clip`, `optimizer`, `evaluation`."""
-    round: int
-    """Counts micro-batches, over all steps that were traced."""
-    layer: int | None
-
-
-@dataclass(slots=True)
-class Birth:
-    """One storage."""
-
-    size: int
-    """Bytes that were asked for."""
-    operator: str
-    place: int
-    """Index into `Trace.places`."""
-    kind: str = "temporary"
-
-
-@dataclass
-class Trace:
-    """A stream of births and deaths."""
-
-    births: list[Birth] = field(default_factory=list)
-    events: list[int] = field(default_factory=list)
-    """`k` for the birth of storage `k`, `~k` for its death."""
-    event_places: list[int] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
-
-    def peaks(self) -> dict[Place, int]:
-        """Most bytes alive at once, per place."""
-        live = 0
-        peaks: dict[Place, int] = {}
-        for event, place in zip(self.events, self.event_places, strict=True):
-            live += self.births[event].size if event >= 0 else -self.births[~event].size
-            key = self.places[place]
-            if live > peaks.get(key, -1):
-                peaks[key] = live
-        return peaks
-
-    def label_activations(self) -> None:
-        """Name what forward leaves for backward: born in forward, alive when it ends, and not logits."""
-        alive: set[int] = set()
-        phase = ""
-        for event, place in zip(self.events, self.event_places, strict=True):
-            before, phase = phase, self.places[place].phase
-            if before == "forward" and phase != "forward":
-                for number in alive:
-                    if self.births[number].kind == "temporary":
-                        self.births[number].kind = "activations"
-                alive.clear()
-            if phase == "forward":
-                alive.add(event) if event >= 0 else alive.discard(~event)
-
-    def alive_at_peak(self, phases: Iterable[str], first_round: int = 0) -> Counter[str]:
-        """Bytes by kind at the moment of the highest peak within these phases, from this round on."""
-        wanted = set(phases)
-        live = best = 0
-        position = -1
-        for index, (event, place) in enumerate(zip(self.events, self.event_places, strict=True)):
-            live += self.births[event].size if event >= 0 else -self.births[~event].size
-            where = self.places[place]
-            if live > best and where.phase in wanted and where.round >= first_round:
-                best, position = live, index
-        alive: Counter[str] = Counter()
-        for event in self.events[: position + 1]:
-            birth = self.births[event if event >= 0 else ~event]
-            alive[birth.kind] += birth.size if event >= 0 else -birth.size
-        return alive
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
