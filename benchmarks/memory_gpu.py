@@ -29,11 +29,12 @@ from torch import nn
 import brim
 from brim.memory.allocator import Block, CachingAllocator
 from brim.memory.autocast import Autocast
+from brim.memory.building import HALVES, build_model, find_layers, make_batch
 from brim.memory.kernels import Kernels, scratch_bytes
 from brim.memory.optimizers import make_optimizer
 from brim.memory.outside import outside
 from brim.memory.quantized import QuantizedLinear
-from brim.memory.reference import HALVES, _backward, _vocabulary, build_model, find_layers, make_batch
+from brim.memory.reference import _backward, _vocabulary
 from brim.memory.setup import Setup, Target
 from brim.memory.trace import Tracer
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from brim.memory.building import build_model
 from brim.memory.quantized import QuantizedLinear, true_numel
-from brim.memory.reference import build_model, trace_step
+from brim.memory.reference import trace_step
 from brim.memory.setup import Setup, Target
 from brim.workload.words import Method
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from brim.memory.reference import build_model, make_batch
+from brim.memory.building import build_model, make_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from brim.memory.allocator import Replay, replay, smallest_surviving_limit
+from brim.memory.building import build_model
 from brim.memory.layers import NotRepeatedError, deepen
-from brim.memory.reference import Traced, build_model, trace_step
+from brim.memory.reference import Traced, trace_step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
