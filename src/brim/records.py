@@ -15,6 +15,7 @@ from brim.locale import _
 from brim.machine.records import Machine
 from brim.record import STRICT, Bytes, Count, PositiveInt, Record, Seconds
 from brim.workload.records import Configuration, Workload
+from brim.workload.settings import Settings
 from brim.workload.words import Kind, Phase
 
 
@@ -44,7 +45,50 @@ class MemoryPrediction:
     fits: bool
     peak_phase: Phase
     by_phase: dict[Phase, Bytes] = field(default_factory=dict)
+    """Largest sum of blocks in each phase of a step in steady state."""
     by_kind: dict[Kind, Bytes] = field(default_factory=dict)
+    """At the peak of allocated bytes, block by block. All but the last two kinds add up to `peak_allocated_bytes`; `fragmentation` is what
+    is reserved beyond that, `context` what the device holds beyond what is reserved."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """One change, and what it would do."""
+
+    __pydantic_config__ = STRICT
+
+    change: dict[str, str]
+    """Settings and their new values."""
+    saved_bytes: Bytes
+    peak_device_bytes: Bytes
+    fits: bool
+    same_step: bool
+    """Whether the optimizer step stays the same: checkpointing or a smaller micro-batch change it by rounding only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate(MemoryPrediction, Record):
+    """The answer of `brim estimate`: the bytes of one step on one device."""
+
+    schema: ClassVar[str] = "brim.estimate/1"
+
+    model: str
+    device: str
+    """The GPU's catalogue name, `cpu`, or `gpu` where only the memory is known."""
+    settings: Settings
+    """What was estimated, with everything that was not said filled in."""
+    attention_kernel: str
+    """`flash`, `efficient`, `math`: what `sdpa` takes there; `flash2`; `eager`; several joined by `+`; `none`."""
+    total_parameters: Count
+    trainable_parameters: Count
+    retries: Count = 0
+    """How often cached segments must be given back for the step to run under the limit: it then fits, and is slower."""
+    assumptions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    saving: Saving | None = None
+    """The one change that would save most, where it was looked for."""
+    elapsed_seconds: Seconds = 0.0
+    brim_version: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -9,10 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from brim.errors import BrimError, UnsupportedError, UsageError
+from brim.locale import _
+from brim.memory.flash2 import NAME as FLASH2, use_flash2
 from brim.memory.losses import use_chunked_loss
 from brim.memory.quantized import BITS, follow_peft, prepare, quantize
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from brim.memory.setup import Setup
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -21,43 +27,76 @@ HALVES = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 
 
 def build_model(setup: Setup, device: str = "meta", backend: str = "cuda") -> nn.Module:
-    """The model of the task, prepared as it would be for training; on the meta device it takes no memory."""
+    """The model of the task, prepared as it would be for training."""
+    with torch.device(device), refusals():
+        model = _from_config(setup)
+    model.train()
+    if setup.attention == "flash2":
+        use_flash2(model, compute_dtype(setup))
+    if setup.method in BITS:
+        quantize(model, BITS[setup.method], compute_dtype(setup), backend)
+        if setup.prepared:
+            prepare(model)
+    with refusals():
+        _checkpoint(model, setup.checkpointing)
+        if setup.method != "full":
+            model = _with_lora(model, setup, device)
+            follow_peft(model)
+    _freeze(model, setup.freeze)
+    if setup.loss == "chunked":
+        use_chunked_loss(model)
+    built: nn.Module = model
+    return built
+
+
+def compute_dtype(setup: Setup) -> torch.dtype:
+    """What matrices are multiplied in."""
+    return DTYPES.get(setup.precision) or HALVES[setup.precision]
+
+
+def base_dtype(setup: Setup) -> torch.dtype:
+    """What the model's own weights are held in: under autocast float32 if they train, the half if they are frozen."""
+    if setup.method == "full":
+        return DTYPES.get(setup.precision, torch.float32)
+    asked: torch.dtype | None = getattr(torch, setup.base_dtype) if setup.base_dtype else None
+    return asked or compute_dtype(setup)
+
+
+def attention_in_force(model: Any) -> str:
+    """The word for what the built model attends with: transformers falls back to `eager` where a model has nothing else."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    found = str(getattr(inner.config, "_attn_implementation", None) or "eager")
+    return "flash2" if found == FLASH2 else found
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """What transformers and peft refuse is a wrong wish, not a failure of brim: their words, without their traceback."""
+    try:
+        yield
+    except (ValueError, ImportError, NotImplementedError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, BrimError):
+            raise
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise UnsupportedError(_("This model cannot be built like that: {reason}").format(reason=said[:600])) from error
+
+
+def _from_config(setup: Setup) -> Any:
     import transformers
 
     facts = {key: value for key, value in setup.config.items() if key not in {"architectures", "torch_dtype", "dtype"}}
     if setup.task == "classification":
         facts["num_labels"] = setup.num_labels
-        facts.setdefault("pad_token_id", 0)
+        if facts.get("pad_token_id") is None:
+            facts["pad_token_id"] = 0
     config = transformers.AutoConfig.for_model(**facts)
     automatic: Any = {
         "causal-lm": transformers.AutoModelForCausalLM,
         "seq2seq": transformers.AutoModelForSeq2SeqLM,
         "classification": transformers.AutoModelForSequenceClassification,
     }[setup.task]
-    # Autocast keeps what trains in float32; a frozen base is held in the half dtype, and peft's adapters are float32.
-    dtype = DTYPES.get(setup.precision) or (torch.float32 if setup.method == "full" else HALVES[setup.precision])
-    with torch.device(device):
-        model: Any = automatic.from_config(config, attn_implementation=setup.attention, dtype=dtype)
-    model.train()
-    if setup.method in BITS:
-        quantize(model, BITS[setup.method], dtype, backend)
-        if setup.prepared:
-            prepare(model)
-    if setup.checkpointing != "none":
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if setup.checkpointing != "full":
-            _checkpoint_every(model, int(setup.checkpointing.partition(":")[2]))
-    if setup.method != "full":
-        model = _with_lora(model, setup, device)
-        follow_peft(model)
-    for name, parameter in model.named_parameters():
-        if any(re.search(pattern, name) for pattern in setup.freeze):
-            parameter.requires_grad_(False)
-    if setup.loss == "chunked":
-        assert setup.task == "causal-lm", "the chunked loss is one of causal language models"
-        use_chunked_loss(model)
-    built: nn.Module = model
-    return built
+    asked = {"attn_implementation": setup.attention} if setup.attention in {"eager", "sdpa"} else {}
+    return automatic.from_config(config, dtype=base_dtype(setup), **asked)
 
 
 def _with_lora(model: Any, setup: Setup, device: str) -> Any:
@@ -70,7 +109,33 @@ def _with_lora(model: Any, setup: Setup, device: str) -> Any:
     if setup.checkpointing != "none":
         model.enable_input_require_grads()
     with torch.device(device):
-        return peft.get_peft_model(model, peft.LoraConfig(r=setup.lora_rank, target_modules=targets, task_type=task))
+        wrapped: Any = peft.get_peft_model(model, peft.LoraConfig(r=setup.lora_rank, target_modules=targets, task_type=task))
+    if setup.lora_dtype is not None:
+        for name, parameter in wrapped.named_parameters():
+            if "lora_" in name:
+                parameter.data = parameter.data.to(getattr(torch, setup.lora_dtype))
+    return wrapped
+
+
+def _freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
+    """Freeze every parameter in whose name a pattern is found; a pattern that is found nowhere is a mistake."""
+    named = dict(model.named_parameters())
+    for pattern in patterns:
+        found = [name for name in named if re.search(pattern, name)]
+        if not found:
+            tops = ", ".join(sorted({".".join(name.split(".")[:2]) for name in named})[:8])
+            text = _("--freeze {pattern!r} matches no parameter; their names begin with: {names}.")
+            raise UsageError(text.format(pattern=pattern, names=tops))
+        for name in found:
+            named[name].requires_grad_(False)
+
+
+def _checkpoint(model: Any, word: str) -> None:
+    if word == "none":
+        return
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if word != "full":
+        _checkpoint_every(model, int(word.partition(":")[2]))
 
 
 def _checkpoint_every(model: nn.Module, every: int) -> None:

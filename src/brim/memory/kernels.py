@@ -127,8 +127,9 @@ class Kernels(TorchFunctionMode):
             return result[0]  # type: ignore[no-any-return]
         if self._target.backend == "cpu":
             return _CpuFlash.apply(query, key, value, bias, self._tracer, self._target.threads)  # type: ignore[no-any-return,no-untyped-call]
-        function = _CudaFlash if kernel == "flash" else _CudaEfficient
-        return function.apply(query, key, value, bias, self._tracer)  # type: ignore[no-any-return,no-untyped-call]
+        if kernel == "flash":
+            return CudaFlash.apply(query, key, value)  # type: ignore[no-any-return,no-untyped-call]
+        return _CudaEfficient.apply(query, key, value, bias)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -193,21 +194,21 @@ class _CpuFlash(torch.autograd.Function):
         return *grads, None, None, None
 
 
-class _CudaFlash(torch.autograd.Function):
+class CudaFlash(torch.autograd.Function):
     """aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp."""
 
     @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any, bias: Any, tracer: Tracer) -> torch.Tensor:
+    def forward(ctx: Any, query: Any, key: Any, value: Any) -> torch.Tensor:
+        """Take [batch, heads, length, size]; save the three, the output and the logarithms of the row sums."""
         batch, heads, length, _size = query.shape
-        del bias
         out = _heads_last(query)
         logsumexp = query.new_empty(batch, heads, length, dtype=torch.float32)
         ctx.save_for_backward(query, key, value, out, logsumexp)
-        ctx.tracer = tracer
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        """Make three gradients, and scratch that lives until they are there."""
         query, key, value, _out, _logsumexp = ctx.saved_tensors
         batch, heads, length, size = query.shape
         rounded = -(-length // 128) * 128
@@ -220,14 +221,14 @@ class _CudaFlash(torch.autograd.Function):
             expanded = [query.new_empty(batch, key.shape[2], heads, size) for _ in range(2)]
             del expanded
         del row_sums, accumulator
-        return grad_query, grad_key, grad_value, None, None
+        return grad_query, grad_key, grad_value
 
 
 class _CudaEfficient(torch.autograd.Function):
     """aten/src/ATen/native/transformers/cuda/attention.cu and attention_backward.cu (the memory-efficient kernel)."""
 
     @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any, bias: Any, tracer: Tracer) -> torch.Tensor:
+    def forward(ctx: Any, query: Any, key: Any, value: Any, bias: Any) -> torch.Tensor:
         batch, heads, length, _size = query.shape
         if bias is not None and bias.shape[-1] % 8:
             # The kernel wants rows aligned to 16 bytes: the bias is padded, which copies it.
@@ -235,7 +236,6 @@ class _CudaEfficient(torch.autograd.Function):
         out = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
         logsumexp = query.new_empty(batch, heads, -(-length // 32) * 32, dtype=torch.float32)
         ctx.save_for_backward(query, key, value, out, logsumexp, bias)
-        ctx.tracer = tracer
         result: torch.Tensor = out
         return result
 
@@ -249,4 +249,4 @@ class _CudaEfficient(torch.autograd.Function):
             accumulator = query.new_empty(batch, heads, length, size, dtype=torch.float32)
             del accumulator
         del row_sums
-        return *grads, None, None
+        return *grads, None

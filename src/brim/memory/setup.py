@@ -37,7 +37,8 @@ class Setup:
     precision: Precision = "fp32"
     optimizer: Optimizer = "adamw"
     checkpointing: str = "none"
-    attention: Attention = "sdpa"
+    attention: Attention | None = "sdpa"
+    """None: what transformers takes by itself, `sdpa` where the model has it, else `eager`."""
     max_grad_norm: float | None = 1.0
     num_labels: int = 2
     evaluation_batch: int | None = None

@@ -1,0 +1,184 @@
+"""Which settings go together, on which device: refused with the reason and the alternative, or allowed with a warning.
+
+Refused is what would not run, or would not be what was asked for; a warning is for what runs and is seldom wanted. A memory figure for a
+step that cannot run would be worse than none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from brim.errors import ConfigError, UnsupportedError, UsageError
+from brim.locale import _
+from brim.workload.settings import check_patterns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from brim.machine.records import GPU
+    from brim.workload.settings import Settings
+
+_EIGHT_BIT = ("adamw-8bit", "paged-adamw-8bit")
+_QUANTISED = ("qlora", "lora-8bit")
+_HALF = ("bf16", "fp16", "amp-bf16", "amp-fp16")
+_ZERO = ("zero1", "zero2", "zero3")
+# Families whose positions are a table: a longer sequence fails. Keys of the table's length in their configs.
+_LEARNED_POSITIONS = {
+    "gpt2": "n_positions", "gpt_neo": "max_position_embeddings", "opt": "max_position_embeddings", "bert": "max_position_embeddings",
+    "roberta": "max_position_embeddings", "xlm-roberta": "max_position_embeddings", "distilbert": "max_position_embeddings",
+    "electra": "max_position_embeddings", "albert": "max_position_embeddings", "bart": "max_position_embeddings",
+    "mbart": "max_position_embeddings", "gpt_bigcode": "n_positions",
+}  # fmt: skip
+_OFFSET = {"roberta": 2, "xlm-roberta": 2}
+"""Positions that the padding takes away from the table."""
+
+
+def check(settings: Settings, config: Mapping[str, Any] | None, gpu: GPU | None) -> list[str]:
+    """Raise what is refused; return what should be said. `gpu` is None for the CPU; `config` is None for a module without one."""
+    _check_words(settings)
+    _check_parallel(settings)
+    if config is not None:
+        _check_config(config)
+        _check_length(settings, config)
+    if gpu is None:
+        _check_cpu(settings)
+    else:
+        _check_gpu(settings, gpu)
+    return [*_parallel_warnings(settings), *_precision_warnings(settings, gpu), *_length_warnings(settings, config)]
+
+
+def _check_words(settings: Settings) -> None:
+    check_patterns(settings.freeze)
+    given = {"--lora-rank": settings.lora_rank, "--lora-targets": settings.lora_targets, "--lora-dtype": settings.lora_dtype}
+    used = [name for name, value in given.items() if value]
+    if settings.method == "full" and (used or settings.base_dtype):
+        names = ", ".join(used or ["--base-dtype"])
+        text = _("{options}: these belong to LoRA, and the method is full.").format(options=names)
+        raise UsageError(text, hint=_("Add --method lora, qlora or lora-8bit."))
+    if settings.target_len is not None and settings.task != "seq2seq":
+        raise UsageError(_("--target-len belongs to seq2seq, and the task is {task}.").format(task=settings.task))
+    if settings.loss == "chunked" and settings.task != "causal-lm":
+        text = _("--loss chunked computes next-token losses without the logits, and the task is {task}.").format(
+            task=settings.task
+        )
+        raise UnsupportedError(text, hint=_("Take --loss standard."))
+    if settings.attention == "flash2" and settings.precision == "fp32":
+        raise UnsupportedError(
+            _("flash-attention 2 computes in half precision, and the precision is fp32."),
+            hint=_("Take --precision amp-bf16 or bf16, or --attention sdpa."),
+        )
+
+
+def _check_parallel(settings: Settings) -> None:
+    sharding, offload = settings.sharding or "none", settings.offload
+    if sharding == "none" and settings.ranks > 1:
+        text = _("--sharding none with {count} GPUs: they would not train together.").format(count=settings.ranks)
+        raise UsageError(text, hint=_("Take --sharding ddp, fsdp, zero1, zero2 or zero3."))
+    if settings.gradient_as_bucket_view and sharding != "ddp":
+        raise UsageError(_("--gradient-as-bucket-view belongs to --sharding ddp."))
+    if offload != "none" and sharding not in {*_ZERO, "fsdp"}:
+        text = _("--offload {offload} needs an engine that moves tensors to the host.").format(offload=offload)
+        raise UnsupportedError(text, hint=_("Add --sharding zero2 (optimizer), zero3 or fsdp (parameters); one GPU is enough."))
+    if offload == "parameters" and sharding in {"zero1", "zero2"}:
+        text = _("{sharding} holds whole parameters on every GPU and cannot offload them.").format(sharding=sharding)
+        raise UnsupportedError(text, hint=_("Take --sharding zero3, or --offload optimizer."))
+    if offload == "optimizer" and sharding == "fsdp":
+        raise UnsupportedError(
+            _("FSDP2 offloads parameters, gradients and optimizer together."), hint=_("Take --offload parameters, or zero2.")
+        )
+    if settings.method == "lora-8bit" and sharding in {"zero3", "fsdp"}:
+        text = _("bitsandbytes' 8-bit layers cannot be cut into shards, as {sharding} would.").format(sharding=sharding)
+        raise UnsupportedError(text, hint=_("Take --sharding ddp or zero2, or --method qlora."))
+    if settings.optimizer in _EIGHT_BIT and sharding == "fsdp":
+        raise UnsupportedError(
+            _("bitsandbytes' 8-bit optimizers do not take FSDP2's shards (DTensor)."),
+            hint=_("Take --optimizer adamw-fused, or --sharding zero2."),
+        )
+    if settings.optimizer not in {"adamw", "adamw-fused", "adamw-loop"} and offload == "optimizer":
+        raise UnsupportedError(
+            _("With an offloaded optimizer DeepSpeed runs its own AdamW on the CPU."), hint=_("Take --optimizer adamw.")
+        )
+
+
+def _check_config(config: Mapping[str, Any]) -> None:
+    """Heads that do not divide: the model could not be built, or would fail in its first step."""
+    text_config: Mapping[str, Any] = config.get("text_config") or config
+    hidden, heads = text_config.get("hidden_size"), text_config.get("num_attention_heads")
+    groups = text_config.get("num_key_value_heads")
+    sizes = all(isinstance(value, int) for value in (hidden, heads))
+    if sizes and (not heads or (hidden % heads and not text_config.get("head_dim"))):
+        text = _("The config's hidden_size {hidden} does not divide by its {heads} attention heads.")
+        raise ConfigError(text.format(hidden=hidden, heads=heads))
+    if isinstance(heads, int) and isinstance(groups, int) and (not groups or heads % groups):
+        text = _("The config's {heads} attention heads do not divide by its {groups} key-value heads.")
+        raise ConfigError(text.format(heads=heads, groups=groups))
+
+
+def _longest(config: Mapping[str, Any]) -> tuple[int, bool] | None:
+    """The longest sequence that the positions allow, and whether a longer one fails."""
+    kind = str(config.get("model_type"))
+    if kind in _LEARNED_POSITIONS:
+        length = config.get(_LEARNED_POSITIONS[kind])
+        return (length - _OFFSET.get(kind, 0), True) if isinstance(length, int) else None
+    length = (config.get("text_config") or config).get("max_position_embeddings")
+    return (length, False) if isinstance(length, int) else None
+
+
+def _check_length(settings: Settings, config: Mapping[str, Any]) -> None:
+    longest = _longest(config)
+    wanted = max(settings.seq_len or 0, settings.target_len or 0)
+    if longest is not None and longest[1] and wanted > longest[0]:
+        text = _("{wanted} tokens, and this model's table of positions ends at {longest}.")
+        raise UnsupportedError(
+            text.format(wanted=wanted, longest=longest[0]), hint=_("Take --seq-len {longest}.").format(longest=longest[0])
+        )
+
+
+def _check_cpu(settings: Settings) -> None:
+    if settings.attention == "flash2":
+        raise UnsupportedError(_("flash-attention 2 has no CPU kernel."), hint=_("Take --attention sdpa."))
+    if settings.optimizer == "paged-adamw-8bit":
+        raise UnsupportedError(
+            _("A paged optimizer pages between GPU and host; on the CPU there is nothing to page."),
+            hint=_("Take --optimizer adamw-8bit."),
+        )
+    if settings.ranks > 1 or settings.sharding not in {None, "none"}:
+        raise UnsupportedError(_("On the CPU brim estimates one process."), hint=_("Name a GPU: --gpu t4*2."))
+
+
+def _check_gpu(settings: Settings, gpu: GPU) -> None:
+    if settings.attention == "flash2" and not gpu.flash_attention:
+        text = _("flash-attention 2 needs an NVIDIA GPU of compute capability 8.0 or newer (Ampere), and {gpu} is older.")
+        if gpu.vendor == "unknown":
+            return
+        raise UnsupportedError(text.format(gpu=gpu.label), hint=_("Take --attention sdpa."))
+
+
+def _parallel_warnings(settings: Settings) -> Iterator[str]:
+    if settings.method == "qlora" and settings.sharding in {"zero3", "fsdp"}:
+        yield _(
+            "QLoRA under {sharding} needs bnb_4bit_quant_storage in the compute dtype (bitsandbytes 0.43 or newer); else its layers stay whole."
+        ).format(sharding=settings.sharding)
+    if settings.optimizer in _EIGHT_BIT and settings.sharding in _ZERO:
+        yield _("DeepSpeed takes an 8-bit optimizer only with zero_allow_untested_optimizer.")
+
+
+def _precision_warnings(settings: Settings, gpu: GPU | None) -> Iterator[str]:
+    if settings.precision == "fp16" and gpu is not None:
+        if settings.optimizer.startswith("adamw") and settings.method == "full":
+            yield _(
+                "Pure fp16 has no loss scaling, and AdamW's epsilon of 1e-8 is zero in fp16: expect NaN. Take --precision amp-fp16, "
+                "which keeps float32 weights and scales."
+            )
+        else:
+            yield _("Pure fp16 has no loss scaling: small gradients vanish. Take --precision amp-fp16.")
+    if settings.precision in {"bf16", "amp-bf16"} and gpu is not None and gpu.vendor != "unknown" and not gpu.bf16:
+        yield _(
+            "{gpu} has no bfloat16: it is emulated, slowly, and attention falls to the math kernel. Take --precision amp-fp16."
+        ).format(gpu=gpu.label)
+
+
+def _length_warnings(settings: Settings, config: Mapping[str, Any] | None) -> Iterator[str]:
+    longest = _longest(config) if config is not None else None
+    if longest is not None and settings.seq_len is not None and settings.seq_len > longest[0]:
+        yield _("{wanted} tokens, and the model was made for {longest}.").format(wanted=settings.seq_len, longest=longest[0])
