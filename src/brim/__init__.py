@@ -37,12 +37,15 @@ if TYPE_CHECKING:
     from brim.machine.outcome import Outcome as Outcome
     from brim.machine.recorded import RecordedDevice as RecordedDevice, Recorder as Recorder, Recording as Recording
     from brim.machine.records import GPU as GPU, Accelerator as Accelerator, Host as Host, Machine as Machine
+    from brim.memory.estimate import estimate as estimate
     from brim.records import (
         Candidate as Candidate,
+        Estimate as Estimate,
         LedgerEntry as LedgerEntry,
         Measurement as Measurement,
         MemoryPrediction as MemoryPrediction,
         Plan as Plan,
+        Saving as Saving,
         SpeedPrediction as SpeedPrediction,
         Trial as Trial,
     )
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
     from brim.workload.parameters import count_parameters as count_parameters
     from brim.workload.records import Configuration as Configuration, Workload as Workload
     from brim.workload.resolve import Model as Model, find_model as find_model
+    from brim.workload.settings import Settings as Settings
 
 __version__ = "0.1.0"
 
@@ -67,14 +71,16 @@ _HOMES = {
     "brim.machine.outcome": ("Outcome",),
     "brim.machine.recorded": ("RecordedDevice", "Recorder", "Recording"),
     "brim.machine.records": ("GPU", "Accelerator", "Host", "Machine"),
+    "brim.memory.estimate": ("estimate",),
     "brim.records": (
-        "Candidate", "LedgerEntry", "Measurement", "MemoryPrediction", "Plan", "SpeedPrediction", "Trial",
+        "Candidate", "Estimate", "LedgerEntry", "Measurement", "MemoryPrediction", "Plan", "Saving", "SpeedPrediction", "Trial",
     ),
     "brim.sizes": ("format_bytes", "parse_size"),
     "brim.workload.cards": ("ModelCard", "models"),
     "brim.workload.parameters": ("count_parameters",),
     "brim.workload.records": ("Configuration", "Workload"),
     "brim.workload.resolve": ("Model", "find_model"),
+    "brim.workload.settings": ("Settings",),
 }  # fmt: skip
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

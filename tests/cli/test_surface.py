@@ -17,9 +17,16 @@ SURFACE = {
     "brim": ["--help", "--lang", "--version", "-h"],
     "demo": ["--config", "--help", "--json", "--lang", "-h"],
     "env": ["--config", "--help", "--json", "--lang", "-h"],
+    "estimate": [
+        "--accumulation", "--attention", "--base-dtype", "--checkpointing", "--config", "--device", "--eval-batch", "--freeze",
+        "--gpu", "--gpus", "--gradient-as-bucket-view", "--help", "--json", "--lang", "--lora-dtype", "--lora-rank",
+        "--lora-targets", "--loss", "--max-grad-norm", "--memory", "--method", "--micro-batch", "--nodes", "--offload",
+        "--optimizer", "--padded", "--precision", "--seq-len", "--sharding", "--target-len", "--task", "--timeline",
+        "--trust-remote-code", "--unpadded", "-h", "model",
+    ],
     "gpus": ["--bf16", "--config", "--help", "--json", "--lang", "--min-memory", "--vendor", "-h", "name"],
     "models": ["--config", "--help", "--json", "--lang", "--search", "--task", "--trust-remote-code", "-h", "name"],
-}
+}  # fmt: skip
 DESIGNED = {
     "estimate", "plan", "probe", "verify", "train", "doctor", "observe", "stitch", "watch", "report", "demo", "env", "gpus", "models",
 }  # fmt: skip

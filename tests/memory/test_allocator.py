@@ -5,13 +5,22 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from brim.memory.allocator import CachingAllocator, LimitReachedError, replay, segment_bytes, smallest_surviving_limit
+from brim.memory.allocator import (
+    Block,
+    CachingAllocator,
+    LimitReachedError,
+    Replay,
+    replay,
+    segment_bytes,
+    smallest_surviving_limit,
+)
 from tests.conftest import SHARED
 
 TRACES = sorted((SHARED / "data" / "allocator").glob("*.json.gz"))
@@ -28,6 +37,10 @@ def test_a_real_trace_replays_to_the_same_segments_in_the_same_order(path: Path)
     result = replay(trace["events"])
     assert list(result.segments_bytes) == trace["segments_bytes"]
     assert result.peak_reserved_bytes == trace["peak_reserved_bytes"]
+    for share in (None, 0.99, 0.9, 0.7):
+        limit = None if share is None else int(share * result.peak_reserved_bytes)
+        assert replay(trace["events"], limit_bytes=limit) == _block_by_block(trace["events"], limit)
+    assert smallest_surviving_limit(trace["events"]) == _bisected(trace["events"])
 
 
 @pytest.mark.parametrize(
@@ -80,6 +93,44 @@ def streams(draw: st.DrawFn) -> Events:
         for _death in range(deaths):
             events.append((-1 - live.pop(draw(st.integers(0, len(live) - 1))),))
     return events
+
+
+def _block_by_block(events: Sequence[Sequence[int]], limit: int | None) -> Replay:
+    """A replay by `CachingAllocator`, which says the rules in the plainest way."""
+    allocator = CachingAllocator(limit_bytes=limit)
+    live: dict[int, Block] = {}
+    failed = None
+    for index, event in enumerate(events):
+        if event[0] < 0:
+            allocator.release(live.pop(-1 - event[0]))
+            continue
+        try:
+            live[event[0]] = allocator.allocate(*event[1:])
+        except LimitReachedError:
+            failed = index
+            break
+    peaks = allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
+    return Replay(failed is None, *peaks, allocator.retries, tuple(allocator.segments_bytes), failed)
+
+
+def _bisected(events: Sequence[Sequence[int]]) -> int:
+    """The smallest surviving limit, every probe replayed."""
+    free_run = replay(events)
+    low, high = max(1, free_run.peak_allocated_bytes // (2 * MIB)) - 1, free_run.peak_reserved_bytes // (2 * MIB)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if replay(events, limit_bytes=middle * 2 * MIB).survived else (middle, high)
+    return high * 2 * MIB
+
+
+@given(streams(), st.floats(0.3, 1.1))
+def test_a_fast_replay_is_the_plain_one(events: Events, share: float) -> None:
+    streamed = [(*event, event[0] % 3 // 2) if event[0] >= 0 else event for event in events]
+    free_run = replay(streamed)
+    assert free_run == _block_by_block(streamed, None)
+    limit = int(share * free_run.peak_reserved_bytes)
+    assert replay(streamed, limit_bytes=limit) == _block_by_block(streamed, limit)
+    assert smallest_surviving_limit(streamed) == _bisected(streamed)
 
 
 @given(streams())

@@ -32,7 +32,7 @@ def _fitted(setup: Setup, target: Target) -> ShapedTrace:
     def trace(batch: int, length: int) -> Trace:
         return trace_step(replace(setup, micro_batch=batch, length=length), target).trace
 
-    return fit(trace, 128)
+    return fit(trace, (128, 256))
 
 
 @pytest.mark.parametrize(("config", "target", "settings"), CASES)

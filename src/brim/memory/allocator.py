@@ -19,11 +19,16 @@ rules (c10/cuda/CUDACachingAllocator.cpp) are deterministic, so reserved memory 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
+
+    from numpy.typing import ArrayLike
 
 MIN_BLOCK_BYTES = 512
 SMALL_REQUEST_BYTES = 1 << 20
@@ -196,44 +201,208 @@ def segment_bytes(size: int) -> int:
 
 def replay(events: Iterable[Sequence[int]], *, limit_bytes: int | None = None) -> Replay:
     """Run requests through the allocator: `(id, bytes)` or `(id, bytes, stream)` asks, `(-1 - id,)` frees."""
-    allocator = CachingAllocator(limit_bytes=limit_bytes)
-    live: dict[int, Block] = {}
-    failed = None
-    for index, event in enumerate(events):
-        if event[0] < 0:
-            allocator.release(live.pop(-1 - event[0]))
-            continue
-        try:
-            live[event[0]] = allocator.allocate(event[1], event[2] if len(event) > 2 else 0)
-        except LimitReachedError:
-            failed = index
-            break
-    return Replay(
-        survived=failed is None,
-        peak_allocated_bytes=allocator.peak_allocated_bytes,
-        peak_reserved_bytes=allocator.peak_reserved_bytes,
-        retries=allocator.retries,
-        segments_bytes=tuple(allocator.segments_bytes),
-        failed_event=failed,
-    )
+    return Requests.read(events).replay(limit_bytes=limit_bytes)
 
 
 def smallest_surviving_limit(events: Sequence[Sequence[int]], *, step_bytes: int = LARGE_ROUND_BYTES) -> int:
-    """The smallest limit, in steps of 2 MiB, under which the requests are all served.
+    """The smallest limit, in steps of 2 MiB, under which the requests are all served. See `Requests.smallest_surviving_limit`."""
+    return Requests.read(events).smallest_surviving_limit(step_bytes=step_bytes)
 
-    Segments are multiples of 2 MiB, so no other limit can make a difference. Surviving is not perfectly monotone in the limit (a
-    segment given back may have been the better one to keep), so the answer is confirmed from below: one step less fails.
+
+# From here on: the same rules at the speed of plain integers, for streams that are replayed again and again.
+
+_UNIT = MIN_BLOCK_BYTES
+_SHIFT = 44
+"""A free block is one number, its size (in units of 512 bytes) above its address: numbers sort as rule 3 wants blocks."""
+_ADDRESS = (1 << _SHIFT) - 1
+_SPLIT_ABOVE = SMALL_REQUEST_BYTES // _UNIT
+
+
+@dataclass(frozen=True)
+class Requests:
+    """A stream of requests, ready to be replayed."""
+
+    events: Sequence[int]
+    """`k` asks for storage `k`, `~k` frees it."""
+    units: Sequence[int]
+    """Per storage: its rounded size, in units of 512 bytes."""
+    pools: Sequence[int]
+    """Per storage: twice its stream, and one more for the large pool."""
+
+    @classmethod
+    def read(cls, events: Iterable[Sequence[int]]) -> Requests:
+        """From `(id, bytes)` or `(id, bytes, stream)` and `(-1 - id,)`; an id may come back once it was freed."""
+        numbers: dict[int, int] = {}
+        stream: list[int] = []
+        sizes: list[int] = []
+        streams: list[int] = []
+        for event in events:
+            if event[0] < 0:
+                stream.append(~numbers.pop(-1 - event[0]))
+                continue
+            numbers[event[0]] = len(sizes)
+            stream.append(len(sizes))
+            sizes.append(event[1])
+            streams.append(event[2] if len(event) > 2 else 0)
+        known = {number: index for index, number in enumerate(dict.fromkeys(streams))}
+        return cls.of(stream, sizes, [known[number] for number in streams])
+
+    @classmethod
+    def of(cls, events: ArrayLike, sizes: ArrayLike, streams: ArrayLike | None = None) -> Requests:
+        """From `k` and `~k`, and the bytes of every storage."""
+        asked = np.asarray(sizes, dtype=np.int64)
+        units = np.maximum(1, (asked + _UNIT - 1) // _UNIT)
+        pools = (units > _SPLIT_ABOVE) + 2 * (np.zeros_like(units) if streams is None else np.asarray(streams, dtype=np.int64))
+        return cls(np.asarray(events, dtype=np.int64).tolist(), units.tolist(), pools.tolist())
+
+    def replay(self, *, limit_bytes: int | None = None) -> Replay:
+        """What the requests take."""
+        return _run(self, limit_bytes).replay
+
+    def smallest_surviving_limit(self, *, step_bytes: int = LARGE_ROUND_BYTES) -> int:
+        """The smallest limit, in steps of 2 MiB, under which the requests are all served.
+
+        Segments are multiples of 2 MiB, so no other limit can make a difference. Surviving is not perfectly monotone in the limit (a
+        segment given back may have been the better one to keep), so the answer is confirmed from below: one step less fails.
+
+        A limit only speaks where a segment is wanted. A run under another limit that lies between the most that was let pass and the
+        least that was refused is the same run, and need not be made.
+        """
+        free_run = _run(self, None)
+        runs = [free_run]
+        high = free_run.replay.peak_reserved_bytes // step_bytes
+        low = max(1, free_run.replay.peak_allocated_bytes // step_bytes) - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            limit = middle * step_bytes
+            run = next((run for run in runs if run.passed_bytes <= limit < run.refused_bytes), None)
+            if run is None:
+                run = _run(self, limit)
+                runs.append(run)
+            if run.replay.survived:
+                high = middle
+            else:
+                low = middle
+        return high * step_bytes
+
+
+@dataclass(frozen=True)
+class _Run:
+    replay: Replay
+    passed_bytes: int
+    """The highest reserved bytes that the limit let pass."""
+    refused_bytes: float
+    """The lowest that it refused."""
+
+
+def _run(requests: Requests, limit_bytes: int | None) -> _Run:
+    """The rules at the top of this file, with free blocks known by where they begin and where they end.
+
+    Segments have a gap between their addresses, so that blocks of two segments are never neighbours.
     """
-    free_run = replay(events)
-    high = free_run.peak_reserved_bytes // step_bytes
-    low = max(1, free_run.peak_allocated_bytes // step_bytes) - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if replay(events, limit_bytes=middle * step_bytes).survived:
-            high = middle
+    events, units, pools = requests.events, requests.units, requests.pools
+    frees: list[list[int]] = [[] for _pool in range(max(pools, default=0) + 2)]
+    begins: dict[int, int] = {}
+    """Free blocks: address -> size."""
+    ends: dict[int, int] = {}
+    """Free blocks: address behind -> address."""
+    whole: dict[int, int] = {}
+    """Segments: address -> size."""
+    addresses = [0] * len(units)
+    sizes = [0] * len(units)
+    allocated = peak_allocated = reserved = peak_reserved = retries = next_address = 0
+    limit = float("inf") if limit_bytes is None else limit_bytes // _UNIT
+    refused = float("inf")
+    segments: list[int] = []
+    failed = None
+    for index, event in enumerate(events):
+        if event >= 0:
+            size = units[event]
+            pool = pools[event]
+            free = frees[pool]
+            position = bisect_left(free, size << _SHIFT)
+            if position < len(free):
+                block = free.pop(position)
+                address = block & _ADDRESS
+                rest = (block >> _SHIFT) - size
+                del begins[address]
+            else:
+                wanted = segment_bytes(size * _UNIT) // _UNIT
+                if reserved + wanted > limit:
+                    retries += 1
+                    refused = min(refused, reserved + wanted)
+                    reserved -= _give_back(frees, begins, ends, whole)
+                    if reserved + wanted > limit:
+                        refused = min(refused, reserved + wanted)
+                        failed = index
+                        break
+                reserved += wanted
+                if reserved > peak_reserved:
+                    peak_reserved = reserved
+                segments.append(wanted * _UNIT)
+                address = next_address
+                next_address += wanted + 1
+                whole[address] = wanted
+                rest = wanted - size
+            if rest and (rest > _SPLIT_ABOVE or not pool & 1):
+                tail = address + size
+                insort(free, rest << _SHIFT | tail)
+                begins[tail] = rest
+                ends[tail + rest] = tail
+            else:
+                size += rest
+                ends.pop(address + size, None)
+            addresses[event] = address
+            sizes[event] = size
+            allocated += size
+            if allocated > peak_allocated:
+                peak_allocated = allocated
         else:
-            low = middle
-    return high * step_bytes
+            number = ~event
+            address = addresses[number]
+            size = sizes[number]
+            free = frees[pools[number]]
+            allocated -= size
+            behind = address + size
+            rest = begins.pop(behind, 0)
+            if rest:
+                del free[bisect_left(free, rest << _SHIFT | behind)]
+                size += rest
+                behind += rest
+            if address in ends:
+                before = ends.pop(address)
+                rest = address - before
+                del free[bisect_left(free, rest << _SHIFT | before)]
+                address = before
+                size += rest
+            begins[address] = size
+            ends[behind] = address
+            insort(free, size << _SHIFT | address)
+    done = Replay(
+        survived=failed is None,
+        peak_allocated_bytes=peak_allocated * _UNIT,
+        peak_reserved_bytes=peak_reserved * _UNIT,
+        retries=retries,
+        segments_bytes=tuple(segments),
+        failed_event=failed,
+    )
+    return _Run(done, done.peak_reserved_bytes, refused * _UNIT)
+
+
+def _give_back(frees: list[list[int]], begins: dict[int, int], ends: dict[int, int], whole: dict[int, int]) -> int:
+    """Rule 7: wholly free segments leave; how many units that were."""
+    given = 0
+    for free in frees:
+        kept = []
+        for block in free:
+            address, size = block & _ADDRESS, block >> _SHIFT
+            if whole.get(address) != size:
+                kept.append(block)
+                continue
+            given += size
+            del begins[address], ends[address + size], whole[address]
+        free[:] = kept
+    return given
 
 
 def _remove(free: list[tuple[int, int, Block]], block: Block) -> None:

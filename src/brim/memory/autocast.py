@@ -239,3 +239,18 @@ def _kernel(operator: Any, policy: Policy, keys: Any) -> Callable[..., Any]:
 
 def _key(backend: str) -> Any:
     return torch._C._dispatch_key_parse(f"Autocast{_DEVICES[backend].upper()}")
+
+
+@contextlib.contextmanager
+def meta_counts_as_cpu() -> Iterator[None]:
+    """Let `torch.autocast("meta")`, which peft asks for by the device of a weight, be the CPU's: the flag that `Autocast` goes by."""
+    original = torch.autocast
+
+    def autocast(device_type: str, *arguments: Any, **settings: Any) -> Any:
+        return original("cpu" if device_type == "meta" else device_type, *arguments, **settings)
+
+    torch.autocast = autocast  # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        torch.autocast = original  # type: ignore[misc]

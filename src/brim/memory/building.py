@@ -15,12 +15,14 @@ from brim.locale import _
 from brim.memory.flash2 import NAME as FLASH2, use_flash2
 from brim.memory.losses import use_chunked_loss
 from brim.memory.quantized import BITS, follow_peft, prepare, quantize
+from brim.workload.resolve import untie_output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from brim.memory.setup import Setup
 
+ALL_LINEAR = "all-linear"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 HALVES = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 """What autocast casts to."""
@@ -62,10 +64,10 @@ def base_dtype(setup: Setup) -> torch.dtype:
     return asked or compute_dtype(setup)
 
 
-def attention_in_force(model: Any) -> str:
-    """The word for what the built model attends with: transformers falls back to `eager` where a model has nothing else."""
+def attention_in_force(model: Any) -> str | None:
+    """The word for what a built model attends with: transformers falls back to `eager` where a model has nothing else."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    found = str(getattr(inner.config, "_attn_implementation", None) or "eager")
+    found = getattr(getattr(inner, "config", None), "_attn_implementation", None)
     return "flash2" if found == FLASH2 else found
 
 
@@ -78,10 +80,14 @@ def refusals() -> Iterator[None]:
         if isinstance(error, BrimError):
             raise
         said = " ".join(str(error).split()) or type(error).__name__
-        raise UnsupportedError(_("This model cannot be built like that: {reason}").format(reason=said[:600])) from error
+        hint = _("Name them: --lora-targets q_proj,v_proj, or all-linear.") if "target_modules" in said else None
+        raise UnsupportedError(
+            _("This model cannot be built like that: {reason}").format(reason=said[:600]), hint=hint
+        ) from error
 
 
-def _from_config(setup: Setup) -> Any:
+def read_config(setup: Setup) -> Any:
+    """The config as transformers completes it."""
     import transformers
 
     facts = {key: value for key, value in setup.config.items() if key not in {"architectures", "torch_dtype", "dtype"}}
@@ -89,27 +95,54 @@ def _from_config(setup: Setup) -> Any:
         facts["num_labels"] = setup.num_labels
         if facts.get("pad_token_id") is None:
             facts["pad_token_id"] = 0
-    config = transformers.AutoConfig.for_model(**facts)
+    return transformers.AutoConfig.for_model(**facts)
+
+
+def _from_config(setup: Setup) -> Any:
+    import transformers
+
     automatic: Any = {
         "causal-lm": transformers.AutoModelForCausalLM,
         "seq2seq": transformers.AutoModelForSeq2SeqLM,
         "classification": transformers.AutoModelForSequenceClassification,
     }[setup.task]
     asked = {"attn_implementation": setup.attention} if setup.attention in {"eager", "sdpa"} else {}
-    return automatic.from_config(config, dtype=base_dtype(setup), **asked)
+    model = automatic.from_config(read_config(setup), dtype=base_dtype(setup), **asked)
+    untie_output(model, setup.config)
+    _keep_in_float32(model, base_dtype(setup))
+    return model
+
+
+def _keep_in_float32(model: Any, dtype: torch.dtype) -> None:
+    """What a class asks to hold in float32 whatever the weights are in, such as T5's `wo` (modeling_utils.py, `_keep_in_fp32_modules`)."""
+    asked = set(model._keep_in_fp32_modules_strict or ()) if dtype != torch.float32 else set()
+    if dtype == torch.float16:
+        asked |= set(model._keep_in_fp32_modules or ())
+    for name, parameter in model.named_parameters():
+        if asked & set(name.split(".")):
+            parameter.data = parameter.data.to(torch.float32)
+
+
+def lora_targets(setup: Setup) -> list[str] | str:
+    """Which modules get adapters: what was said, else peft's choice, else, where peft has none, every linear layer."""
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
+
+    if not setup.lora_targets:
+        known: Any = KNOWN.get(str(setup.config.get("model_type")), ALL_LINEAR)
+        return known if isinstance(known, str) else list(known)
+    return ALL_LINEAR if setup.lora_targets == (ALL_LINEAR,) else list(setup.lora_targets)
 
 
 def _with_lora(model: Any, setup: Setup, device: str) -> Any:
     import peft
 
-    targets: Any = setup.lora_targets or None
-    if targets == ("all-linear",):
-        targets = "all-linear"
     task = {"causal-lm": "CAUSAL_LM", "seq2seq": "SEQ_2_SEQ_LM", "classification": "SEQ_CLS"}[setup.task]
     if setup.checkpointing != "none":
         model.enable_input_require_grads()
     with torch.device(device):
-        wrapped: Any = peft.get_peft_model(model, peft.LoraConfig(r=setup.lora_rank, target_modules=targets, task_type=task))
+        wrapped: Any = peft.get_peft_model(
+            model, peft.LoraConfig(r=setup.lora_rank, target_modules=lora_targets(setup), task_type=task)
+        )
     if setup.lora_dtype is not None:
         for name, parameter in wrapped.named_parameters():
             if "lora_" in name:

@@ -6,11 +6,12 @@ step that cannot run would be worse than none.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from brim.errors import ConfigError, UnsupportedError, UsageError
 from brim.locale import _
-from brim.workload.settings import check_patterns
+from brim.workload.settings import DEFAULT_LENGTH, check_patterns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,6 +30,12 @@ _LEARNED_POSITIONS = {
     "electra": "max_position_embeddings", "albert": "max_position_embeddings", "bart": "max_position_embeddings",
     "mbart": "max_position_embeddings", "gpt_bigcode": "n_positions",
 }  # fmt: skip
+_OF_ANY_MODULE = frozenset(
+    {
+        "micro_batch", "seq_len", "accumulation", "precision", "optimizer", "max_grad_norm",
+        "sharding", "offload", "gradient_as_bucket_view", "gpus", "nodes",
+    }
+)  # fmt: skip
 _OFFSET = {"roberta": 2, "xlm-roberta": 2}
 """Positions that the padding takes away from the table."""
 
@@ -45,6 +52,19 @@ def check(settings: Settings, config: Mapping[str, Any] | None, gpu: GPU | None)
     else:
         _check_gpu(settings, gpu)
     return [*_parallel_warnings(settings), *_precision_warnings(settings, gpu), *_length_warnings(settings, config)]
+
+
+def check_module(given: Settings) -> None:
+    """What a module brings with it cannot be set from outside: better refused than passed over."""
+    for field in fields(given):
+        if field.name not in _OF_ANY_MODULE and getattr(given, field.name) != field.default:
+            text = _("{name} is a property of the module itself: build it so.").format(name=field.name)
+            raise UsageError(text, hint=_("Of a module brim sets: {names}.").format(names=", ".join(sorted(_OF_ANY_MODULE))))
+    if given.precision in {"bf16", "fp16"}:
+        text = _("precision {word} holds the weights in half precision, and a module's dtype is its own.").format(
+            word=given.precision
+        )
+        raise UsageError(text, hint=_("Build the module in that dtype, or take amp-bf16 or amp-fp16."))
 
 
 def _check_words(settings: Settings) -> None:
@@ -114,6 +134,12 @@ def _check_config(config: Mapping[str, Any]) -> None:
         raise ConfigError(text.format(heads=heads, groups=groups))
 
 
+def default_length(config: Mapping[str, Any] | None) -> int:
+    """The length of a sequence where none was given."""
+    longest = _longest(config) if config is not None else None
+    return min(DEFAULT_LENGTH, longest[0]) if longest is not None else DEFAULT_LENGTH
+
+
 def _longest(config: Mapping[str, Any]) -> tuple[int, bool] | None:
     """The longest sequence that the positions allow, and whether a longer one fails."""
     kind = str(config.get("model_type"))
@@ -157,7 +183,8 @@ def _check_gpu(settings: Settings, gpu: GPU) -> None:
 def _parallel_warnings(settings: Settings) -> Iterator[str]:
     if settings.method == "qlora" and settings.sharding in {"zero3", "fsdp"}:
         yield _(
-            "QLoRA under {sharding} needs bnb_4bit_quant_storage in the compute dtype (bitsandbytes 0.43 or newer); else its layers stay whole."
+            "QLoRA under {sharding} needs bnb_4bit_quant_storage in the compute dtype (bitsandbytes 0.43 or newer); "
+            "else its layers stay whole."
         ).format(sharding=settings.sharding)
     if settings.optimizer in _EIGHT_BIT and settings.sharding in _ZERO:
         yield _("DeepSpeed takes an 8-bit optimizer only with zero_allow_untested_optimizer.")

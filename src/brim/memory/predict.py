@@ -8,24 +8,16 @@ under which the step survives. On the CPU there is no caching allocator, and res
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from brim.memory.allocator import Replay, replay, smallest_surviving_limit
-from brim.memory.building import build_model
+from brim.memory.depth import deep_facts, inserted_layers, shallow
 from brim.memory.layers import NotRepeatedError, deepen
 from brim.memory.reference import Traced, trace_step
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from brim.memory.setup import Setup, Target
     from brim.memory.stream import Trace
-
-# How config files call the depth of a stack of layers; an encoder-decoder has one name of each kind.
-_ONE_STACK = ("num_hidden_layers", "n_layer", "n_layers")
-_TWO_STACKS = (("num_layers", "num_decoder_layers"), ("encoder_layers", "decoder_layers"))
-_SHALLOW = 4
-_TEMPLATE = 1
 
 
 @dataclass(frozen=True)
@@ -72,51 +64,21 @@ def requests_of(trace: Trace) -> list[tuple[int, ...]]:
 
 def trace_deep(setup: Setup, target: Target) -> Traced:
     """Trace a model by a few of its layers, and repeat them; whole, where its layers do not all do the same."""
-    reduced, stacks = shallow(setup)
-    if not any(stacks):
+    reduced, removed = shallow(setup)
+    if not any(removed):
         return trace_step(setup, target)
     traced = trace_step(reduced, target)
-    trace, template, layers = traced.trace, _TEMPLATE, traced.layers
+    trace = traced.trace
     try:
-        for extra in stacks:
+        inserted = inserted_layers(reduced, removed, traced)
+        for template, extra in inserted:
             trace = deepen(trace, template, extra)
-            template += _SHALLOW + extra
     except NotRepeatedError:
         return trace_step(setup, target)
-    counts = _deep_counts(setup)
-    return Traced(trace, traced.kernels, counts[0], counts[1], layers + sum(stacks))
-
-
-def shallow(setup: Setup) -> tuple[Setup, tuple[int, ...]]:
-    """The setup with at most four layers a stack, and how many were taken out of each stack."""
-    keys = _depth_keys(setup.config)
-    if not keys:
-        return setup, ()
-    depths = [int(setup.config[key]) for key in keys]
-    removed = tuple(max(0, depth - _SHALLOW) for depth in depths)
-    config: dict[str, Any] = dict(setup.config)
-    for key, depth, fewer in zip(keys, depths, removed, strict=True):
-        config[key] = depth - fewer
-    # What is listed layer by layer is cut with them.
-    for key, value in setup.config.items():
-        if isinstance(value, list | tuple) and len(keys) == 1 and len(value) == depths[0]:
-            config[key] = list(value[: config[keys[0]]])
-    return replace(setup, config=config), removed
-
-
-def _depth_keys(config: Mapping[str, Any]) -> tuple[str, ...]:
-    for pair in _TWO_STACKS:
-        if all(isinstance(config.get(key), int) for key in pair):
-            return pair
-    return next(((key,) for key in _ONE_STACK if isinstance(config.get(key), int)), ())
-
-
-def _deep_counts(setup: Setup) -> tuple[int, int]:
-    """Parameters of the deep model, all and trainable: counted on a module that takes no memory."""
-    model = build_model(setup)
-    parameters = list(model.parameters())
-    trainable = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    return sum(parameter.numel() for parameter in parameters), trainable
+    total, trainable, layers = deep_facts(traced, inserted)
+    return replace(
+        traced, trace=trace, total_parameters=total, trainable_parameters=trainable, layers=layers, layer_parameters=()
+    )
 
 
 def _first_of_second_step(trace: Trace) -> int:

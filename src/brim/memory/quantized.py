@@ -30,6 +30,9 @@ NESTED_BLOCK = 256
 _CODE_4BIT = 16
 _CODE_8BIT = 256
 
+_HEADS = ("classifier", "score")
+"""peft/utils/other.py: what trains whole beside the adapters of a classifier."""
+
 Bits = Literal[4, 8]
 BITS: dict[str, Bits] = {"qlora": 4, "lora-8bit": 8}
 """The methods whose base is quantised."""
@@ -154,12 +157,15 @@ def _quantised_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def quantize(model: Any, bits: Bits, compute_dtype: torch.dtype, backend: str) -> None:
-    """Replace the linear layers that transformers would give to bitsandbytes: all but the head and what is tied to it."""
+    """Replace the linear layers that transformers would give to bitsandbytes: all but the head and what is tied to it or kept in float32.
+
+    A classifier's head trains with the adapters, so it must be left out by hand (`llm_int8_skip_modules`), or peft fails.
+    """
     from transformers.pytorch_utils import Conv1D
     from transformers.quantizers.base import get_keys_to_not_convert
     from transformers.quantizers.quantizers_utils import should_convert_module
 
-    kept = get_keys_to_not_convert(model)
+    kept = [*get_keys_to_not_convert(model), *(getattr(model, "_keep_in_fp32_modules", None) or ()), *_HEADS]
     for name, module in list(model.named_modules()):
         if (type(module) is nn.Linear or isinstance(module, Conv1D)) and should_convert_module(name, kept):
             model.set_submodule(name, QuantizedLinear(module, bits, compute_dtype, backend))

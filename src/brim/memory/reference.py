@@ -10,25 +10,26 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
 
 from brim.errors import UsageError
 from brim.locale import _
-from brim.memory.autocast import Autocast
-from brim.memory.building import HALVES, build_model, find_layers, make_batch
+from brim.memory.autocast import Autocast, meta_counts_as_cpu
+from brim.memory.building import ALL_LINEAR, HALVES, attention_in_force, build_model, find_layers, lora_targets, make_batch
 from brim.memory.kernels import Kernels, scratch_bytes
-from brim.memory.optimizers import make_optimizer
-from brim.memory.quantized import true_numel
+from brim.memory.optimizers import Stepper, make_optimizer
+from brim.memory.quantized import BITS, true_numel
 from brim.memory.stream import Trace
 from brim.memory.trace import Tracer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from brim.memory.setup import Setup, Target
+    from brim.workload.words import Optimizer, Precision
 
 
 @dataclass(frozen=True)
@@ -37,65 +38,140 @@ class Traced:
 
     trace: Trace
     kernels: frozenset[str]
+    attention: str | None
+    """In force; None for a module that is not transformers'."""
     total_parameters: int
     trainable_parameters: int
     layers: int
+    notes: tuple[str, ...] = ()
+    """What was done otherwise than asked, in words that `brim.memory.assumptions` knows."""
+    layer_parameters: tuple[tuple[int, int], ...] = ()
+    """Of each layer, all and trainable."""
 
 
-def trace_step(setup: Setup, target: Target) -> Traced:
-    """Build the model on no memory and run two steps of it."""
+def trace_step(setup: Setup, target: Target, *, whole: bool = True) -> Traced:
+    """Build the model on no memory and run two steps of it; if not `whole`, only to the end of the first one's backward."""
     model = build_model(setup, backend=target.backend)
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not trainable:
-        raise UsageError(_("Nothing trains: every parameter is frozen."))
-    optimizer = make_optimizer(setup.optimizer, trainable, target)
     batch = make_batch(setup)
-    # The truth value that transformers asks of tensors is whether a mask or the positions are trivial: they are, but for the batch's mask.
-    tracer = Tracer(scalar=True, scratch=partial(scratch_bytes, target), vocabulary=_vocabulary(model))
-    autocast = Autocast(target.backend, HALVES[setup.precision]) if setup.precision in HALVES else None
-    kernels = Kernels(target, tracer, autocast)
-    blocks = find_layers(model)
-    ready = autocast.around(model) if autocast else contextlib.nullcontext()
-    with tracer, kernels, ready, tracer.layers(blocks):  # kernels in backward too: checkpointing runs forward again there
-        tracer.adopt_model(model, blocks)
+
+    def prepare(tracer: Tracer) -> None:
         tracer.adopt((tensor for tensor in batch.values() if isinstance(tensor, torch.Tensor)), "buffers")
         if setup.padded:
             tracer.values.deny(batch["attention_mask"])
-        rounds = 0
-        for _step in range(2):
-            for _micro in range(min(2, setup.accumulation)):
-                tracer.go("forward", rounds, None)
-                with autocast.region() if autocast else contextlib.nullcontext():
-                    loss = model(**batch).loss
-                if setup.precision == "amp-fp16":
-                    loss = loss * torch.ones_like(loss)  # GradScaler: all that it adds are scalars; unscaling works in place
-                if setup.accumulation > 1:
-                    loss = loss / setup.accumulation
-                tracer.go("backward", rounds, None)
-                _backward(loss)
-                del loss
-                rounds += 1
-            tracer.adopt((parameter.grad for parameter in trainable if parameter.grad is not None), "gradients")
-            tracer.go("clip", rounds - 1, None)
-            if setup.max_grad_norm is not None:
-                torch.nn.utils.clip_grad_norm_(trainable, setup.max_grad_norm)
-            tracer.go("optimizer", rounds - 1, None)
-            optimizer.step()
-            tracer.adopt(_state_tensors(optimizer.state), "optimizer")
-            optimizer.zero_grad(set_to_none=True)
-        del batch
+
+    def evaluate(tracer: Tracer, round_: int) -> None:
+        batch.clear()
         if setup.evaluation_batch is not None:
-            tracer.go("evaluation", rounds - 1, None)
-            with autocast.region() if autocast else contextlib.nullcontext():
-                _evaluate(model, replace(setup, micro_batch=setup.evaluation_batch), tracer)
-    tracer.trace.label_activations()
-    return Traced(
-        trace=tracer.trace,
-        kernels=frozenset(kernels.chosen),
-        total_parameters=true_numel(model),
-        trainable_parameters=sum(parameter.numel() for parameter in trainable),
-        layers=len(blocks),
-    )
+            tracer.go("evaluation", round_, None)
+            _evaluate(model, replace(setup, micro_batch=setup.evaluation_batch), tracer)
+
+    # The truth value that transformers asks of tensors is whether a mask or the positions are trivial: they are, but for the batch's mask.
+    stage = Stage(model, target, setup.precision, scalar=True)
+    traced = stage.run(setup, lambda: model(**batch).loss, prepare=prepare, evaluate=evaluate, whole=whole)
+    return replace(traced, notes=tuple(_notes(setup, model)))
+
+
+def _notes(setup: Setup, model: nn.Module) -> Iterator[str]:
+    if setup.method != "full" and not setup.lora_targets and lora_targets(setup) == ALL_LINEAR:
+        yield ALL_LINEAR
+    if setup.method in BITS:
+        if setup.task == "classification":
+            yield "head-not-quantised"
+        # bitsandbytes replaces linear layers; experts that are one tensor of three dimensions are none.
+        if any(parameter.dim() == 3 and parameter.is_floating_point() for parameter in model.parameters()):
+            yield "experts-not-quantised"
+
+
+class Recipe(Protocol):
+    """What the loop around forward and backward must know."""
+
+    @property
+    def accumulation(self) -> int: ...  # noqa: D102
+    @property
+    def precision(self) -> Precision: ...  # noqa: D102
+    @property
+    def optimizer(self) -> Optimizer: ...  # noqa: D102
+    @property
+    def max_grad_norm(self) -> float | None: ...  # noqa: D102
+
+
+class Stage:
+    """A module on no memory, and everything that watches it run."""
+
+    def __init__(self, model: nn.Module, target: Target, precision: Precision, *, scalar: bool | None) -> None:
+        self._model = model
+        self._target = target
+        self._trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not self._trainable:
+            raise UsageError(_("Nothing trains: every parameter is frozen."))
+        self._tracer = Tracer(scalar=scalar, scratch=partial(scratch_bytes, target), vocabulary=_vocabulary(model))
+        self._autocast = Autocast(target.backend, HALVES[precision]) if precision in HALVES else None
+        self._kernels = Kernels(target, self._tracer, self._autocast)
+
+    def run(
+        self,
+        recipe: Recipe,
+        forward: Callable[[], torch.Tensor],
+        *,
+        prepare: Callable[[Tracer], None],
+        evaluate: Callable[[Tracer, int], None],
+        whole: bool = True,
+    ) -> Traced:
+        """Two optimizer steps, and what comes after training; or only forward and backward of the first."""
+        model, tracer, autocast = self._model, self._tracer, self._autocast
+        optimizer = make_optimizer(recipe.optimizer, self._trainable, self._target)
+        blocks = find_layers(model)
+        ready = autocast.around(model) if autocast else contextlib.nullcontext()
+        # Kernels in backward too: checkpointing runs forward again there.
+        with meta_counts_as_cpu(), tracer, self._kernels, ready, tracer.layers(blocks):
+            tracer.adopt_model(model, blocks)
+            prepare(tracer)
+            rounds = 0
+            for _step in range(2):
+                for _micro in range(min(2, recipe.accumulation)):
+                    self._micro_step(recipe, forward, rounds)
+                    rounds += 1
+                if not whole:
+                    break
+                self._optimize(recipe, optimizer, rounds - 1)
+            else:
+                with self._region():
+                    evaluate(tracer, rounds - 1)
+        tracer.trace.label_activations()
+        return Traced(
+            trace=tracer.trace,
+            kernels=frozenset(self._kernels.chosen),
+            attention=attention_in_force(model),
+            total_parameters=true_numel(model),
+            trainable_parameters=sum(parameter.numel() for parameter in self._trainable),
+            layers=len(blocks),
+            layer_parameters=tuple((true_numel(block), _trainable_numel(block)) for block in blocks),
+        )
+
+    def _micro_step(self, recipe: Recipe, forward: Callable[[], torch.Tensor], round_: int) -> None:
+        self._tracer.go("forward", round_, None)
+        with self._region():
+            loss = forward()
+        if recipe.precision == "amp-fp16":
+            loss = loss * torch.ones_like(loss)  # GradScaler: all that it adds are scalars; unscaling works in place
+        if recipe.accumulation > 1:
+            loss = loss / recipe.accumulation
+        self._tracer.go("backward", round_, None)
+        _backward(loss)
+
+    def _optimize(self, recipe: Recipe, optimizer: Stepper, round_: int) -> None:
+        tracer, trainable = self._tracer, self._trainable
+        tracer.adopt((parameter.grad for parameter in trainable if parameter.grad is not None), "gradients")
+        tracer.go("clip", round_, None)
+        if recipe.max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(trainable, recipe.max_grad_norm)
+        tracer.go("optimizer", round_, None)
+        optimizer.step()
+        tracer.adopt(_state_tensors(optimizer.state), "optimizer")
+        optimizer.zero_grad(set_to_none=True)
+
+    def _region(self) -> contextlib.AbstractContextManager[None]:
+        return self._autocast.region() if self._autocast else contextlib.nullcontext()
 
 
 def _evaluate(model: nn.Module, setup: Setup, tracer: Tracer) -> None:
@@ -123,6 +199,10 @@ def _vocabulary(model: nn.Module) -> int | None:
     """The size of the last dimension of the logits; None where the task has no vocabulary to predict."""
     outputs: Any = getattr(model, "get_output_embeddings", lambda: None)()
     return int(outputs.weight.shape[0]) if outputs is not None else None
+
+
+def _trainable_numel(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
 
 def _state_tensors(state: Any) -> Iterator[torch.Tensor]:

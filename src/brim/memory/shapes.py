@@ -5,28 +5,33 @@ dimensions: a constant, times a power of the batch, times a power of the length.
 fourth confirms), and any other shape is then a matter of multiplication: hundreds of configurations from a handful of traces. The few
 small storages that are no product (labels with one token more) are straight lines between the four.
 
+Only one of the four must be whole. Clipping and the optimizer see parameters and no tokens, and the second step's forward and backward
+are the first's again, which the whole trace shows; so the others may stop after the first backward.
+
 Where the events are not the same at all four points, or more than a hundredth of the bytes is unexplained, the shape must be traced.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from brim.memory.layers import deepen_with_sources
-from brim.memory.stream import Trace
+from brim.memory.allocator import MIN_BLOCK_BYTES, Requests
+from brim.memory.columns import Columns, Ints
+from brim.memory.layers import addresses_of, deepen_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
+    from brim.memory.stream import Trace
 
-    Sizes = NDArray[np.int64]
-
-# A batch of one is left out: what is broadcast or copied for several rows is not for one.
-_BATCHES = (2, 3)
+SEVERAL = (2, 3)
+"""A batch of one is a family of its own: what is broadcast or copied for several rows is not for one."""
+ONE = (1,)
+_POWERS = (2, 1, 0)
 _MOST_UNEXPLAINED = 0.01
 
 
@@ -34,90 +39,163 @@ class NotAProductError(Exception):
     """The structure changes with the shape, or a size is no product of batch and length."""
 
 
+class _NotPeriodicError(Exception):
+    """The second step is not the first again."""
+
+
 @dataclass(frozen=True)
 class ShapedTrace:
     """A trace whose sizes follow the shape."""
 
-    base: Trace
-    base_batch: int
-    base_length: int
-    batch_powers: Sizes
-    length_powers: Sizes
-    corners: Sizes
-    """Sizes at the four shapes that were traced, for the few storages that are no product: [storages, 2 batches, 2 lengths]."""
-    between: Sizes
+    base: Columns
+    """The trace of the first batch and the first length."""
+    batches: tuple[int, ...]
+    lengths: tuple[int, int]
+    """The shapes that were traced."""
+    batch_powers: Ints
+    length_powers: Ints
+    corners: Ints
+    """Sizes at those shapes, for the few storages that are no product: [storages, batches, lengths]."""
+    between: Ints
     """Which storages those are. Their sizes are straight lines in batch and length (labels with one token more)."""
 
     def deepened(self, template: int, extra: int) -> ShapedTrace:
         """The same family of shapes with `extra` more layers like `template`."""
-        base, sources = deepen_with_sources(self.base, template, extra)
-        places = {number: index for index, number in enumerate(self.between.tolist())}
-        between = [(index, places[source]) for index, source in enumerate(sources) if source in places]
-        corners = self.corners[[place for _index, place in between]] if between else self.corners[:0]
+        base, sources = deepen_columns(self.base, template, extra)
+        row = np.full(len(self.base.sizes), -1)
+        row[self.between] = np.arange(len(self.between))
+        between = np.flatnonzero(row[sources] >= 0)
         return replace(
             self,
             base=base,
             batch_powers=self.batch_powers[sources],
             length_powers=self.length_powers[sources],
-            corners=corners,
-            between=np.array([index for index, _place in between], dtype=np.int64),
+            corners=self.corners[row[sources[between]]],
+            between=between,
         )
 
-    def sizes(self, batch: int, length: int) -> Sizes:
+    def sizes(self, batch: int, length: int) -> Ints:
         """Bytes of every storage at this shape."""
-        base = np.array([birth.size for birth in self.base.births], dtype=np.int64)
-        grown = base * batch**self.batch_powers * length**self.length_powers
-        sizes: Sizes = grown // (self.base_batch**self.batch_powers * self.base_length**self.length_powers)
+        taller, longer = Fraction(batch, self.batches[0]), Fraction(length, self.lengths[0])
+        over = _table(taller.numerator)[self.batch_powers] * _table(longer.numerator)[self.length_powers]
+        under = _table(taller.denominator)[self.batch_powers] * _table(longer.denominator)[self.length_powers]
+        sizes: Ints = self.base.sizes * over // under
         if len(self.between):
-            few, many = _BATCHES
-            across = (batch - few) / (many - few)
-            along = (length - self.base_length) / self.base_length
-            at_length = self.corners[:, :, 0] + along * (self.corners[:, :, 1] - self.corners[:, :, 0])
-            sizes[self.between] = np.rint(at_length[:, 0] + across * (at_length[:, 1] - at_length[:, 0])).astype(np.int64)
+            short, long = self.lengths
+            lines = self.corners[:, :, 0] + (length - short) / (long - short) * (self.corners[:, :, 1] - self.corners[:, :, 0])
+            if len(self.batches) > 1:
+                few, many = self.batches
+                lines[:, 0] += (batch - few) / (many - few) * (lines[:, 1] - lines[:, 0])
+            sizes[self.between] = np.rint(lines[:, 0]).astype(np.int64)
         return sizes
 
     def at(self, batch: int, length: int) -> Trace:
         """The trace of this shape."""
-        sizes = self.sizes(batch, length).tolist()
-        births = [replace(birth, size=size) for birth, size in zip(self.base.births, sizes, strict=True)]
-        return replace(self.base, births=births)
+        return self.base.trace(self.sizes(batch, length))
+
+    def requests(self, batch: int, length: int) -> Requests:
+        """This shape, ready for the caching allocator."""
+        return Requests.of(self.base.events, self.sizes(batch, length))
 
     def live_peak_bytes(self, batch: int, length: int) -> int:
         """Most bytes alive at once at this shape, without building the trace."""
-        events = np.array(self.base.events, dtype=np.int64)
-        is_birth = events >= 0
-        sizes = self.sizes(batch, length)[np.where(is_birth, events, ~events)]
-        return int(np.cumsum(np.where(is_birth, sizes, -sizes)).max())
+        return int(self.base.live(self.sizes(batch, length)).max())
+
+    def least_allocated_bytes(self, batch: int, length: int) -> int:
+        """The same in blocks of 512 bytes: the caching allocator hands out at least this much (a large block's rest may be more)."""
+        sizes = self.sizes(batch, length)
+        return int(self.base.live(-(-sizes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES).max())
 
 
-def fit(trace: Callable[[int, int], Trace], length: int) -> ShapedTrace:
-    """Trace four shapes, of `length` and twice that, and find how each storage grows."""
-    few, many = _BATCHES
-    small, wide = trace(few, length), trace(many, length)
-    long, both = trace(few, 2 * length), trace(many, 2 * length)
-    if any(other.events != small.events for other in (wide, long, both)):
-        raise NotAProductError
-    corners = np.stack([_sizes(each) for each in (small, long, wide, both)], axis=1).reshape(-1, 2, 2)
-    batch_powers = _powers(corners[:, 0, 0], corners[:, 1, 0], few, many)
-    length_powers = _powers(corners[:, 0, 0], corners[:, 0, 1], 1, 2)
+def fit(
+    trace: Callable[[int, int], Trace],
+    lengths: tuple[int, int],
+    batches: tuple[int, ...] = SEVERAL,
+    *,
+    first: Trace | None = None,
+    begin: Callable[[int, int], Trace] | None = None,
+) -> ShapedTrace:
+    """Find how each storage grows, from traces of all pairs of these batches and lengths.
+
+    `trace(batch, length)` is a whole trace; `begin(batch, length)` its beginning up to the end of the first step's backward, where that
+    is cheaper. `first` is the trace of the first batch and length, if it is there already.
+    """
+    base = Columns.of(first or trace(batches[0], lengths[0]))
+    others = [(batch, length) for batch in batches for length in lengths][1:]
+    sizes = None
+    if begin is not None:
+        try:
+            sizes = _continued(base, [begin(*shape) for shape in others])
+        except _NotPeriodicError:
+            sizes = None
+    if sizes is None:
+        sizes = [_same_events(base, trace(*shape)) for shape in others]
+    corners = np.stack([base.sizes, *sizes], axis=1).reshape(-1, len(batches), 2)
+    return _understand(base, lengths, batches, corners)
+
+
+def _understand(base: Columns, lengths: tuple[int, int], batches: tuple[int, ...], corners: Ints) -> ShapedTrace:
+    """The powers that explain the corners."""
+    start = corners[:, 0, 0]
+    batch_powers = _powers(start, corners[:, -1, 0], batches[0], batches[-1])
+    length_powers = _powers(start, corners[:, 0, 1], *lengths)
     unknown = (batch_powers < 0) | (length_powers < 0)
     batch_powers[unknown] = length_powers[unknown] = 0
-    expected = corners[:, 0, 0] * many**batch_powers // few**batch_powers * 2**length_powers
-    between = np.flatnonzero(unknown | (expected != corners[:, 1, 1]))
+    taller, longer = Fraction(batches[-1], batches[0]), Fraction(lengths[1], lengths[0])
+    over = _table(taller.numerator)[batch_powers] * _table(longer.numerator)[length_powers]
+    under = _table(taller.denominator)[batch_powers] * _table(longer.denominator)[length_powers]
+    between = np.flatnonzero(unknown | (start * over != corners[:, -1, 1] * under))
     batch_powers[between] = length_powers[between] = 0
     # Lines through four corners are believed for small things only: a large storage that is no product is not understood.
     if corners[between].sum() > _MOST_UNEXPLAINED * corners.sum():
         raise NotAProductError
-    return ShapedTrace(small, few, length, batch_powers, length_powers, corners[between], between)
+    return ShapedTrace(base, batches, lengths, batch_powers, length_powers, corners[between], between)
 
 
-def _sizes(trace: Trace) -> Sizes:
-    return np.array([birth.size for birth in trace.births], dtype=np.int64)
+def _same_events(base: Columns, other: Trace) -> Ints:
+    if other.events != base.events.tolist():
+        raise NotAProductError
+    return Columns.of(other).sizes
 
 
-def _powers(start: Sizes, grown: Sizes, low: int, high: int) -> Sizes:
+def _continued(base: Columns, beginnings: list[Trace]) -> list[Ints]:
+    """The sizes of whole traces at other shapes, from their beginnings."""
+    for beginning in beginnings:
+        if beginning.events != base.events[: len(beginning.events)].tolist():
+            raise NotAProductError
+    sources = _first_steps(base, len(beginnings[0].births))
+    return [np.where(sources < 0, base.sizes, Columns.of(beginning).sizes[sources]) for beginning in beginnings]
+
+
+def _first_steps(base: Columns, known: int) -> Ints:
+    """For every storage the one of the first step that it repeats: among the `known` ones itself; -1 in clipping and the optimizer."""
+    addresses = addresses_of(base)
+    number_of = {address: number for number, address in enumerate(addresses[:known])}
+    rounds = (max(address.round for address in addresses) + 1) // 2
+    sources = list(range(known))
+    for address in addresses[known:]:
+        if address.phase in {"clip", "optimizer"}:
+            sources.append(-1)
+            continue
+        source = number_of.get(address._replace(round=address.round - rounds))
+        if address.phase not in {"forward", "backward"} or source is None:
+            raise _NotPeriodicError
+        sources.append(source)
+    found = np.array(sources, dtype=np.int64)
+    repeats = np.flatnonzero(found >= 0)
+    twins = found[repeats]
+    if (base.sizes[repeats] != base.sizes[twins]).any() or (base.operators[repeats] != base.operators[twins]).any():
+        raise _NotPeriodicError
+    return found
+
+
+def _powers(start: Ints, grown: Ints, low: int, high: int) -> Ints:
     """The power of a dimension that grew from `low` to `high`, for every storage; -1 for none."""
     powers = np.full(len(start), -1, dtype=np.int64)
-    for power in (2, 1, 0):
+    for power in _POWERS:
         powers[grown * low**power == start * high**power] = power
     return powers
+
+
+def _table(base: int) -> Ints:
+    return np.array([base**power for power in sorted(_POWERS)], dtype=np.int64)

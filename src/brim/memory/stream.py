@@ -10,6 +10,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+_TRAINS, _FROZEN = "build:trains", "build:frozen"
+
+
+def parameter_operator(trains: bool, item_bytes: int) -> str:
+    """The operator of a parameter's birth: whether it trains, and the bytes of an element, which sharding must know."""
+    return f"{_TRAINS if trains else _FROZEN}:{item_bytes}"
+
+
+def read_parameter_operator(operator: str) -> tuple[bool, int]:
+    """Whether a parameter trains, and the bytes of an element."""
+    word, _colon, item_bytes = operator.rpartition(":")
+    assert word in {_TRAINS, _FROZEN}, operator
+    return word == _TRAINS, int(item_bytes)
+
+
 class Place(NamedTuple):
     """Where in the step an event happens. Layers are numbered from 0; None outside of them."""
 

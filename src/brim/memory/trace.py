@@ -12,16 +12,18 @@ and a death around the operator.
 from __future__ import annotations
 
 import contextlib
+import gc
 import weakref
 from bisect import bisect_left
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from brim.memory.stream import Birth, Place, Trace
-from brim.memory.values import Values
+from brim.memory.results import call
+from brim.memory.stream import Birth, Place, Trace, parameter_operator
+from brim.memory.values import QUESTIONS, Values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 _IN_PLACE_IN_BACKWARD = frozenset(
     {torch.ops.aten.scatter_add.default, torch.ops.aten.index_add.default, torch.ops.aten.index_put.default}
 )
+_ADD = torch.ops.aten.add.Tensor
+_AFTER_BACKWARD = frozenset({"clip", "optimizer"})
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -43,7 +47,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self,
         *,
         scalar: bool | float | None = None,
-        scratch: Callable[[Any, Any], Iterable[int]] | None = None,
+        scratch: Callable[[Any, Any], Sequence[int]] | None = None,
         vocabulary: int | None = None,
     ) -> None:
         """Trace with these answers.
@@ -61,7 +65,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._scratch = scratch or (lambda _operator, _arguments: ())
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._place = -1
+        self._phase = ""
         self._boundaries: list[int] = []
+        self._is_watching = False
+        self._collects = False
         self.go("build", 0, None)
 
     def go(self, phase: str, round_: int, layer: int | None) -> None:
@@ -70,6 +77,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._place < 0 or self.trace.places[self._place] != place:
             self.trace.places.append(place)
             self._place = len(self.trace.places) - 1
+            self._phase = phase
 
     def adopt(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
         """Count tensors that exist already, or name the kind of those that are counted."""
@@ -87,6 +95,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in tensors:
                 self.go("build", 0, layers.get(id(tensor)))
                 self.adopt([tensor], kind)
+                if kind == "parameters" and (number := self._number(tensor)) is not None:
+                    self.trace.births[number].operator = parameter_operator(tensor.requires_grad, tensor.itemsize)
         self.go("build", 0, None)
 
     def transient(self, sizes: Iterable[int], operator: str) -> None:
@@ -116,19 +126,45 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for handle in handles:
                 handle.remove()
 
+    def __enter__(self) -> Self:
+        """Watch. The garbage collector rests: nobody knows where in a real step it would come."""
+        self._collects = gc.isenabled()
+        gc.disable()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self._is_watching = True
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        """The end of the step. What dies later dies with the model, which is no part of it."""
+        self._is_watching = False
+        super().__exit__(*problem)  # type: ignore[no-untyped-call]
+        if self._collects:
+            gc.enable()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and torch's guard against it takes a tenth of a trace."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.trace.places[self._place].phase == "backward":
+        # `Kernels` has had its say above autograd; here it would be asked about every attribute that is read.
+        with torch._C.DisableTorchFunction():
+            return self._run(func, args, kwargs or {})
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        phase = self._phase
+        if phase == "backward":
             self._follow_backward()
-            if func in _IN_PLACE_IN_BACKWARD or (func is torch.ops.aten.add.Tensor and self._is_sum_in_place(*args[:2])):
+            if func in _IN_PLACE_IN_BACKWARD or (func is _ADD and self._is_sum_in_place(*args[:2])):
                 self.transient(self._scratch(func, args), func._schema.name)
                 return args[0]
         if func in self._in_place:
             self.transient(self._scratch(func, args), func._schema.name)
             return args[0].detach()
-        result = self.values.answer(func, args)
+        result = self.values.answer(func, args) if func in QUESTIONS else NotImplemented
         if result is NotImplemented:
-            result = func(*args, **(kwargs or {}))
-        if self.trace.places[self._place].phase in {"clip", "optimizer"}:
+            result = call(func, args, kwargs)
+        if phase in _AFTER_BACKWARD:
             self._bear_by_parameter(result, func, args)
         elif isinstance(result, torch.Tensor):
             self._born(result, func)
@@ -137,7 +173,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for item in result:
                 if isinstance(item, torch.Tensor):
                     self._born(item, func)
-        self.transient(self._scratch(func, args), func._schema.name)
+        sizes = self._scratch(func, args)
+        if sizes:
+            self.transient(sizes, func._schema.name)
         return result
 
     def _bear_by_parameter(self, result: Any, func: Any, args: Any) -> None:
@@ -219,7 +257,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def gone(_reference: Any, key: int = key, number: int = number) -> None:
             del self._alive[key]
-            self._died(number)
+            if self._is_watching:
+                self._died(number)
 
         self._alive[key] = (number, weakref.ref(storage, gone))
         return number
@@ -239,6 +278,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     counts = (0, 0)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.add.Tensor:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _aten = torch.ops.aten
+QUESTIONS = frozenset(
+    {_aten._local_scalar_dense.default, _aten.nonzero.default, _aten.unique_consecutive.default, _aten.index.Tensor}
+)
+"""Operators whose result may depend on values."""
 
 
 class DataDependentError(Exception):

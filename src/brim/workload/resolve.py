@@ -112,7 +112,7 @@ class Model:
                 return remote
             config = transformers.AutoConfig.for_model(**facts)
             model = self._class(config)(config)
-            _untie_output(model, facts)
+            untie_output(model, facts)
         except (UsageError, MemoryError):
             raise
         except Exception as error:
@@ -387,7 +387,7 @@ def _refuse_absurd_depth(config: Mapping[str, Any], name: str) -> None:
             )
 
 
-def _untie_output(model: Any, config: Mapping[str, Any]) -> None:
+def untie_output(model: Any, config: Mapping[str, Any]) -> None:
     """Give the output layer weights of its own where the config says so and transformers tied them all the same.
 
     transformers 5 builds every T5 tied, and unties it when it loads a checkpoint that has both (T5 1.1, mT5, ByT5, FLAN).

@@ -80,6 +80,7 @@ def read_settings(given: dict[str, Any]) -> Settings:
             near = difflib.get_close_matches(name, known, n=1)
             text = _("There is no setting {name!r}.").format(name=name)
             raise UsageError(sentences(text, _("Did you mean {near!r}?").format(near=near[0]) if near else ""))
+    given = given | {name: _DTYPES.get(str(given[name]), given[name]) for name in ("lora_dtype", "base_dtype") if name in given}
     tuples = {name: (value,) if isinstance(value, str) else value for name, value in given.items() if name in _MANY}
     try:
         return TypeAdapter(Settings).validate_python({**given, **tuples})
@@ -88,6 +89,7 @@ def read_settings(given: dict[str, Any]) -> Settings:
         raise _wrong(str(first["loc"][0]), first["input"], first["msg"]) from error
 
 
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _MANY = ("lora_targets", "freeze")
 _WORDS = {
     "task": Task, "method": Method, "precision": Precision, "optimizer": Optimizer, "attention": Attention,

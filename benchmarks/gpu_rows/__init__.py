@@ -1,0 +1,1 @@
+"""Measured rows as estimates, one file a source."""

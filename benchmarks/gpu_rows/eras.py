@@ -1,0 +1,66 @@
+"""What older releases of torch and transformers did, and those that are traced no longer do."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (the name that everybody uses)
+from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .case import Case
+
+
+def shifted_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """transformers/models/llama/modeling_llama.py of 4.37, `LlamaForCausalLM.forward`."""
+    shifted = logits[..., :-1, :].contiguous()
+    return F.cross_entropy(shifted.view(-1, shifted.shape[-1]), labels[..., 1:].contiguous().view(-1))
+
+
+@contextlib.contextmanager
+def repeated_heads(case: Case) -> Iterator[None]:
+    from transformers.integrations import sdpa_attention
+
+    home: Any = sdpa_attention
+    before = home.use_gqa_in_sdpa
+    if case.repeats_heads:
+        home.use_gqa_in_sdpa = lambda *_args, **_kwargs: False
+    try:
+        yield
+    finally:
+        home.use_gqa_in_sdpa = before
+
+
+def old_torch(case: Case) -> contextlib.AbstractContextManager[Any]:
+    return _OldMean() if case.old_torch else contextlib.nullcontext()
+
+
+class _OldMean(TorchFunctionMode):
+    """Seen by running transformers 4.37.2 on torch 2.1.2: `MeanBackward1._saved_self` is the tensor itself; on 2.13 there is no such field.
+
+    In a root-mean-square norm that is the square of its input, in float32.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.mean and len(args) == 2 and args[0].requires_grad:
+            return _KeepingMean.apply(args[0], args[1], kwargs.get("keepdim", False))  # type: ignore[no-untyped-call]
+        return func(*args, **kwargs)
+
+
+class _KeepingMean(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int, keepdim: bool) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.dim, ctx.keepdim = dim, keepdim
+        return x.mean(dim, keepdim=keepdim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        grad = grad if ctx.keepdim else grad.unsqueeze(ctx.dim)
+        return grad.expand(x.shape) / x.shape[ctx.dim], None, None

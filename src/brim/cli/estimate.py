@@ -1,0 +1,203 @@
+"""`brim estimate`: the bytes of one step, by kind and by phase, against the memory that there is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from brim.cli._command import option, verb
+from brim.cli._output import Column, bar, grid, note, print_json, show, table
+from brim.cli._step_options import DEVICE_OPTIONS, STEP_OPTIONS, given_settings, with_options
+from brim.locale import N_, _, sentences
+from brim.sizes import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from brim.memory.estimate import Question
+    from brim.records import Estimate, Saving
+
+_BAR = 28
+
+
+@verb(
+    N_(
+        "Predict the peak memory of one training step, to the byte and without a GPU.\n\nMODEL is a catalogue name, a Hub id, a folder, a "
+        "config.json, or module:function. Without --gpu, --memory or --device, and with no GPU in this machine, the answer is a row "
+        "each for T4, RTX 3090, RTX 4090 and A100. Exit code 1: it does not fit (of several cards: on none)."
+    )
+)
+@click.argument("model")
+@with_options(STEP_OPTIONS, DEVICE_OPTIONS)
+@option("--timeline", metavar="FILE", help=N_("Write the memory over the step: a .json, .csv or .svg file."))
+@option("--trust-remote-code", is_flag=True, help=N_("Let a model's own Python code run. Read it first."))
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    model: str,
+    gpu: str | None,
+    memory: int | None,
+    device: Any,
+    timeline: str | None,
+    trust_remote_code: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Print the estimate of every place that was asked for."""
+    from brim.memory.estimate import Question
+    from brim.memory.where import default_places, find_where
+    from brim.workload.resolve import find_model
+    from brim.workload.settings import read_settings
+
+    settings = read_settings(given_settings(options))
+    if timeline is not None:
+        from brim.memory.timeline import check_path
+
+        check_path(timeline)
+    where = find_where(gpu, memory, device)
+    places = [where] if where is not None else default_places()
+    found = find_model(model, trust_remote_code=trust_remote_code)
+    questions = [Question.ask(found, settings, place) for place in places]
+    held: dict[Any, Any] = {}
+    answers = [question.answer(held) for question in questions]
+    chosen = _most_telling(answers)
+    if not as_json:
+        answers[chosen] = _with_saving(questions[chosen], answers[chosen])
+    if timeline is not None:
+        from brim.memory.timeline import write_timeline
+
+        note(_("The timeline is in {path}.").format(path=write_timeline(questions[chosen], timeline)))
+    if as_json and where is not None:
+        print_json(answers[0].to_dict())
+    elif as_json:
+        print_json({"schema": "brim.estimates/1", "estimates": [answer.to_dict() for answer in answers]})
+    else:
+        _show(questions, answers, chosen)
+    ctx.exit(0 if any(answer.fits for answer in answers) else 1)
+
+
+def _most_telling(answers: list[Estimate]) -> int:
+    """Which answer to show in full: the first that fits, else the last, whose card is the largest."""
+    return next((index for index, answer in enumerate(answers) if answer.fits), len(answers) - 1)
+
+
+def _with_saving(question: Question, answer: Estimate) -> Estimate:
+    from dataclasses import replace
+
+    from brim.memory.saving import best_saving
+
+    return replace(answer, saving=best_saving(question, answer))
+
+
+def _show(questions: list[Question], answers: list[Estimate], chosen: int) -> None:
+    answer, where = answers[chosen], questions[chosen].where
+    show(_headline(answer), "")
+    if len(answers) > 1:
+        show(_cards(questions, answers), "")
+        show(_("On {gpu}:").format(gpu=where.label))
+    show(_kinds(answer), "", grid(_facts(answer), indent=0))
+    for warning in dict.fromkeys(text for each in answers for text in each.warnings):
+        show("", _("Warning: {text}").format(text=warning))
+    show("", _("Assumed"), *(f"  - {text}" for text in answer.assumptions))
+    if answer.saving is not None:
+        show("", _saving(answer.saving, fits_now=answer.fits))
+
+
+def _headline(answer: Estimate) -> str:
+    settings = answer.settings
+    shape = f"{settings.micro_batch} x {settings.seq_len}"
+    if settings.target_len is not None:
+        shape += f" -> {settings.target_len}"
+    words = [
+        f"{answer.model} ({format_count(answer.total_parameters)})",
+        settings.method if settings.method == "full" else f"{settings.method} r={settings.lora_rank}",
+        settings.precision,
+        settings.optimizer,
+        _("{shape} tokens").format(shape=shape),
+    ]
+    if settings.accumulation > 1:
+        words.append(_("accumulation {count}").format(count=settings.accumulation))
+    if settings.checkpointing != "none":
+        words.append(_("checkpointing {word}").format(word=settings.checkpointing))
+    if settings.ranks > 1 or settings.sharding != "none":
+        words.append(f"{settings.sharding} x {settings.ranks}")
+    if settings.offload != "none":
+        words.append(_("offload {word}").format(word=settings.offload))
+    return ", ".join(words)
+
+
+def _cards(questions: list[Question], answers: list[Estimate]) -> Table:
+    columns = (
+        Column("GPU"),
+        Column(_("Usable"), right=True),
+        Column(_("Needed"), right=True),
+        Column("", rank=2),
+        Column(_("Fits")),
+        Column(_("Attention"), rank=1),
+    )
+    rows = [
+        (
+            question.where.label,
+            format_bytes(answer.limit_bytes),
+            format_bytes(answer.smallest_surviving_limit_bytes),
+            _share_bar(answer.smallest_surviving_limit_bytes, answer.limit_bytes),
+            _("yes") if answer.fits else _("no"),
+            answer.attention_kernel,
+        )
+        for question, answer in zip(questions, answers, strict=True)
+    ]
+    return table(columns, rows)
+
+
+def _kinds(answer: Estimate) -> Table:
+    names = {
+        "parameters": _("parameters"), "gradients": _("gradients"), "optimizer": _("optimizer"), "activations": _("activations"),
+        "logits": _("logits"), "temporary": _("temporary"), "buffers": _("buffers"), "communication": _("communication"),
+        "workspace": _("workspace"), "fragmentation": _("fragmentation"), "context": _("context"),
+    }  # fmt: skip
+    columns = (Column(_("At the peak")), Column("", right=True), Column(_("of the limit"), right=True), Column("", rank=1))
+    rows = [
+        (names[kind], format_bytes(size), f"{size / answer.limit_bytes:.1%}", _share_bar(size, answer.limit_bytes))
+        for kind, size in answer.by_kind.items()
+        if size
+    ]
+    return table(columns, rows)
+
+
+def _share_bar(size: int, limit: int) -> str:
+    """A bar against the limit; an arrow where it goes on."""
+    return bar(size / limit, width=_BAR) if size <= limit else "█" * (_BAR - 1) + "▶"
+
+
+def _facts(answer: Estimate) -> list[tuple[str, str]]:
+    phases = {"forward": _("forward"), "backward": _("backward"), "optimizer": _("optimizer"), "evaluation": _("evaluation")}
+    by_phase = ", ".join(f"{phases.get(name, name)} {format_bytes(size)}" for name, size in answer.by_phase.items())
+    phase = phases.get(answer.peak_phase, answer.peak_phase)
+    limit = _("{needed} needed of {limit}").format(
+        needed=format_bytes(answer.smallest_surviving_limit_bytes), limit=format_bytes(answer.limit_bytes)
+    )
+    verdict = _("fits") if answer.fits else _("does not fit")
+    if answer.retries:
+        verdict += _(", but the allocator must give cached memory back {count} times").format(count=answer.retries)
+    trains = f"{answer.trainable_parameters:,} ({answer.trainable_parameters / max(1, answer.total_parameters):.2%})"
+    return [
+        (_("Allocated"), _("{size}, most in {phase}").format(size=format_bytes(answer.peak_allocated_bytes), phase=phase)),
+        (_("Reserved"), format_bytes(answer.peak_reserved_bytes)),
+        (_("Device"), format_bytes(answer.peak_device_bytes)),
+        (_("Verdict"), f"{verdict}: {limit}"),
+        (_("By phase"), by_phase),
+        (_("Attention"), answer.attention_kernel),
+        (_("Trains"), trains),
+    ]
+
+
+def _saving(saving: Saving, *, fits_now: bool) -> str:
+    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in saving.change.items())
+    text = _("Saves most: {flags}: {saved} less, {total} on the device.").format(
+        flags=flags, saved=format_bytes(saving.saved_bytes), total=format_bytes(saving.peak_device_bytes)
+    )
+    other = "" if saving.same_step else _("It changes the recipe.")
+    verdict = "" if fits_now else _("It then fits.") if saving.fits else _("It still does not fit.")
+    return sentences(text, verdict, other)

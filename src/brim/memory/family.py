@@ -1,0 +1,249 @@
+"""A family of configurations that differ in micro-batch and length only: traced once, by four layers and a few small shapes.
+
+What is kept is the shallow fit, a few thousand rows; the full depth is made from it in hundredths of a second and any shape of it in
+milliseconds. No torch here but in `trace_family`: a family that was traced once is read back without it.
+
+A fit holds for lengths of one class. Kernels pad to 128, so lengths are multiples of that; and a sliding window, a chunk of attention, the
+end of the positions, or a step in a CPU kernel's choice of blocks matters from some length on: a family stays on one side of each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from brim.memory.columns import Columns
+from brim.memory.layers import NotRepeatedError, check_repeated
+from brim.memory.shapes import ONE, SEVERAL, NotAProductError, ShapedTrace, fit
+from brim.memory.stream import Place
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from brim.memory.allocator import Requests
+    from brim.memory.setup import Setup, Target
+    from brim.memory.stream import Trace
+
+MULTIPLE = 128
+"""Of which lengths must be multiples."""
+_CPU_STEPS = (191, 511, 767)
+"""aten/src/ATen/native/cpu/FlashAttentionKernel.cpp: the last lengths before larger blocks are taken."""
+_FORMAT = 1
+_COLUMNS = ("sizes", "operators", "kinds", "birth_places", "events", "event_places")
+_POWERS = ("batch_powers", "length_powers", "corners", "between")
+_KEPT_BEGINNINGS = 32
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What does not change within a family."""
+
+    kernels: tuple[str, ...]
+    attention: str | None
+    total_parameters: int
+    trainable_parameters: int
+    layers: int
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Family:
+    """One structure: all but micro-batch and length."""
+
+    shallow: ShapedTrace
+    inserted: tuple[tuple[int, int], ...]
+    """(layer, how many more like it), stack by stack."""
+    above: int
+    """The length class: longer than this ..."""
+    up_to: float
+    """... and at most this."""
+    facts: Facts
+
+    def covers(self, batch: int, length: int) -> bool:
+        """Whether the family knows this shape."""
+        return (batch == 1) == (self.shallow.batches == ONE) and length % MULTIPLE == 0 and self.above < length <= self.up_to
+
+    @cached_property
+    def deep(self) -> ShapedTrace:
+        """All layers."""
+        deep = self.shallow
+        for template, extra in self.inserted:
+            deep = deep.deepened(template, extra)
+        return deep
+
+    def at(self, batch: int, length: int) -> Trace:
+        """The trace of one shape."""
+        assert self.covers(batch, length)
+        return self.deep.at(batch, length)
+
+    def requests(self, batch: int, length: int) -> Requests:
+        """One shape, ready for the caching allocator."""
+        assert self.covers(batch, length)
+        return self.deep.requests(batch, length)
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """For `numpy.savez`: nothing that would have to be pickled."""
+        shallow, base = self.shallow, self.shallow.base
+        facts = {
+            "format": _FORMAT,
+            "names": base.names,
+            "places": base.places,
+            "batches": shallow.batches,
+            "lengths": shallow.lengths,
+            "inserted": self.inserted,
+            "above": self.above,
+            "up_to": None if self.up_to == inf else self.up_to,
+            "facts": vars(self.facts),
+        }
+        arrays: dict[str, NDArray[Any]] = {name: _small(getattr(base, name)) for name in _COLUMNS}
+        arrays |= {name: _small(getattr(shallow, name)) for name in _POWERS}
+        return {**arrays, "json": np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Family:
+        """From what `to_arrays` gave; ValueError or KeyError if it is something else."""
+        facts = json.loads(arrays["json"].tobytes())
+        if facts["format"] != _FORMAT:
+            raise ValueError(facts["format"])
+        base = Columns(
+            **{name: arrays[name].astype(np.int64) for name in _COLUMNS},
+            names=tuple(facts["names"]),
+            places=tuple(Place(*place) for place in facts["places"]),
+        )
+        batches, (short, long) = tuple(facts["batches"]), facts["lengths"]
+        shallow = ShapedTrace(base, batches, (short, long), **{name: arrays[name].astype(np.int64) for name in _POWERS})
+        known = facts["facts"]
+        return cls(
+            shallow=shallow,
+            inserted=tuple((template, extra) for template, extra in facts["inserted"]),
+            above=facts["above"],
+            up_to=inf if facts["up_to"] is None else facts["up_to"],
+            facts=Facts(**{**known, "kernels": tuple(known["kernels"]), "notes": tuple(known["notes"])}),
+        )
+
+
+def family_or_none(setup: Setup, target: Target) -> Family | None:
+    """The family of a setup; None where its shape must be traced itself (`brim.memory.predict.trace_deep`)."""
+    if setup.length % MULTIPLE:
+        return None
+    try:
+        return trace_family(setup, target)
+    except NotAProductError:
+        return None
+
+
+def has_family(setup: Setup, target: Target) -> bool:
+    """Whether the length of a setup is one that a family can know."""
+    return setup.length % MULTIPLE == 0 and _base_lengths(*length_class(setup.config, target, setup.length)) is not None
+
+
+def family_of(setup: Setup, target: Target) -> Setup:
+    """The setup that stands for its whole family: what a cache is asked for. Itself, where it has no family."""
+    lengths = _base_lengths(*length_class(setup.config, target, setup.length))
+    if setup.length % MULTIPLE or lengths is None:
+        return setup
+    return replace(setup, micro_batch=(ONE if setup.micro_batch == 1 else SEVERAL)[0], length=lengths[0])
+
+
+def trace_family(setup: Setup, target: Target) -> Family:
+    """Trace a few small shapes of a few layers; of all layers, where they do not all do the same.
+
+    NotAProductError: the structure changes with the shape.
+    """
+    from brim.memory.depth import shallow
+
+    reduced, removed = shallow(setup)
+    try:
+        return _trace(reduced, removed, target)
+    except NotRepeatedError:
+        return _trace(setup, (), target)
+
+
+def _trace(reduced: Setup, removed: tuple[int, ...], target: Target) -> Family:
+    from brim.memory.depth import deep_facts, inserted_layers
+    from brim.memory.reference import trace_step
+
+    above, up_to = length_class(reduced.config, target, reduced.length)
+    lengths = _base_lengths(above, up_to)
+    if lengths is None:
+        raise NotAProductError
+    batches = ONE if reduced.micro_batch == 1 else SEVERAL
+    first = trace_step(replace(reduced, micro_batch=batches[0], length=lengths[0]), target)
+    inserted = inserted_layers(reduced, removed, first)
+    _check(first.trace, inserted)
+
+    def trace(batch: int, length: int) -> Trace:
+        return trace_step(replace(reduced, micro_batch=batch, length=length), target).trace
+
+    def begin(batch: int, length: int) -> Trace:
+        return _beginning(replace(reduced, micro_batch=batch, length=length), target)
+
+    shaped = fit(trace, lengths, batches, first=first.trace, begin=begin if reduced.evaluation_batch is None else None)
+    total, trainable, layers = deep_facts(first, inserted)
+    facts = Facts(tuple(sorted(first.kernels)), first.attention, total, trainable, layers, first.notes)
+    family = Family(shaped, inserted, above, up_to, facts)
+    assert family.deep  # made now, so that what cannot be deepened is found out here
+    return family
+
+
+def _check(trace: Trace, inserted: tuple[tuple[int, int], ...]) -> None:
+    """Find out that layers are not repeated before other shapes are traced."""
+    columns, before = Columns.of(trace), 0
+    for template, extra in inserted:
+        check_repeated(columns, template - before)
+        before += extra
+
+
+_beginnings: dict[str, Trace] = {}
+
+
+def _beginning(setup: Setup, target: Target) -> Trace:
+    """Forward and backward of the first step, the same for all optimizers and kept for the next one."""
+    from brim.memory.reference import trace_step
+
+    bare = replace(setup, optimizer="sgd", max_grad_norm=None, evaluation_batch=None)
+    key = json.dumps([dict(vars(bare), config=dict(setup.config)), vars(target)], sort_keys=True, default=str)
+    if key not in _beginnings:
+        if len(_beginnings) >= _KEPT_BEGINNINGS:
+            del _beginnings[next(iter(_beginnings))]
+        _beginnings[key] = trace_step(bare, target, whole=False).trace
+    return _beginnings[key]
+
+
+def length_class(config: Mapping[str, Any], target: Target, length: int) -> tuple[int, float]:
+    """The lengths among which nothing begins or ends to matter: above the first number, up to the second."""
+    steps = _steps(config) | set(_CPU_STEPS if target.backend == "cpu" else ())
+    return max((step for step in steps if step < length), default=0), min((step for step in steps if step >= length), default=inf)
+
+
+def _steps(config: Mapping[str, Any]) -> set[int]:
+    """The last lengths before something changes: a window or a chunk of attention masks, or positions end."""
+    found: set[int] = set()
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            found |= _steps(value)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            if "window" in key or "chunk" in key:
+                found |= {value - 1, value}  # whether a length that equals it is masked is not the same everywhere
+            elif "position" in key:
+                found.add(value)
+    return found
+
+
+def _base_lengths(above: int, up_to: float) -> tuple[int, int] | None:
+    """Two lengths of the class to trace, as short as possible; None if it has not two."""
+    short = (above // MULTIPLE + 1) * MULTIPLE
+    long = 2 * short if 2 * short <= up_to else int(up_to) // MULTIPLE * MULTIPLE if up_to < inf else 0
+    return (short, long) if short < long else None
+
+
+def _small(column: NDArray[np.int64]) -> NDArray[Any]:
+    """In as few bytes as it fits into."""
+    low, high = (int(column.min()), int(column.max())) if column.size else (0, 0)
+    return column.astype(np.promote_types(np.min_scalar_type(low), np.min_scalar_type(high)))

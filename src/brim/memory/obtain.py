@@ -1,0 +1,146 @@
+"""The stream of a setup: read from the cache without torch, or traced and kept there.
+
+A setup belongs to a family, which is traced once for all micro-batches and lengths. Where the structure changes with the shape, or the
+length is none that a family knows, that very shape is traced, and kept under its own name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import warnings
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from brim.memory.cache import key_of, load, store
+from brim.memory.columns import Columns
+from brim.memory.family import Facts, Family, family_of, family_or_none, has_family
+from brim.memory.stream import Place, Trace
+from brim.workload.resolve import Model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from brim.memory.cache import Arrays
+    from brim.memory.reference import Traced
+    from brim.memory.setup import Setup, Target
+    from brim.workload.settings import Settings
+
+
+@dataclass(frozen=True)
+class Obtained:
+    """A step of one device, and the facts that go with it."""
+
+    trace: Trace
+    facts: Facts
+    asked_values: bool = False
+    """Whether a module's step asked for values of tensors, and was told yes, or one."""
+
+    @property
+    def attention_kernel(self) -> str:
+        """What attention runs on."""
+        if self.facts.attention in {"eager", "flash2"}:
+            return self.facts.attention
+        return "+".join(self.facts.kernels) or "none"
+
+
+def obtain(setup: Setup, target: Target, *, cache: bool = True) -> Obtained:
+    """The step of a model with a config."""
+    names = {
+        "family": key_of({"family": _question(family_of(setup, target), target)}),
+        "shape": key_of({"shape": _question(setup, target)}),
+    }
+    if cache:
+        found = _read_family(load(names["family"]), setup) or _read_shape(load(names["shape"]))
+        if found is not None:
+            return found
+    with quiet():
+        family = family_or_none(setup, target) if has_family(setup, target) else None
+        if family is not None:
+            if cache:
+                store(names["family"], family.to_arrays())
+            return Obtained(family.at(setup.micro_batch, setup.length), family.facts)
+        from brim.memory.predict import trace_deep
+
+        traced = trace_deep(setup, target)
+    if cache:
+        store(names["shape"], _shape_arrays(traced))
+    return Obtained(traced.trace, facts_of(traced))
+
+
+def obtain_module(model: Any, step: Any, settings: Settings, target: Target) -> Obtained:
+    """The step of a module, or of what a function builds: traced whole, and not kept, since nothing names it."""
+    from brim.memory.modules import trace_module
+
+    module = model.build("meta") if isinstance(model, Model) else model
+    with quiet():
+        traced, asked = trace_module(module, step, settings, target)
+    return Obtained(traced.trace, facts_of(traced), asked)
+
+
+def facts_of(traced: Traced) -> Facts:
+    """What was found out while tracing."""
+    return Facts(
+        tuple(sorted(traced.kernels)),
+        traced.attention,
+        traced.total_parameters,
+        traced.trainable_parameters,
+        traced.layers,
+        traced.notes,
+    )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Libraries speak to those who train with them; an estimate is not a run."""
+    logger = logging.getLogger("transformers")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+def _question(setup: Setup, target: Target) -> dict[str, Any]:
+    said = {field.name: getattr(setup, field.name) for field in fields(setup)}
+    return {**said, "config": dict(setup.config), "target": vars(target)}
+
+
+def _read_family(arrays: Arrays | None, setup: Setup) -> Obtained | None:
+    if arrays is None:
+        return None
+    try:
+        family = Family.from_arrays(arrays)
+    except (KeyError, ValueError, TypeError):
+        return None
+    shape = setup.micro_batch, setup.length
+    return Obtained(family.at(*shape), family.facts) if family.covers(*shape) else None
+
+
+_COLUMNS = ("sizes", "operators", "kinds", "birth_places", "events", "event_places")
+
+
+def _shape_arrays(traced: Traced) -> Arrays:
+    columns = Columns.of(traced.trace)
+    said = {"names": columns.names, "places": columns.places, "facts": vars(facts_of(traced))}
+    arrays: Arrays = {name: getattr(columns, name) for name in _COLUMNS}
+    return {**arrays, "json": np.frombuffer(json.dumps(said).encode(), dtype=np.uint8)}
+
+
+def _read_shape(arrays: Arrays | None) -> Obtained | None:
+    if arrays is None:
+        return None
+    try:
+        said = json.loads(arrays["json"].tobytes())
+        places = tuple(Place(*place) for place in said["places"])
+        columns = Columns(**{name: arrays[name] for name in _COLUMNS}, names=tuple(said["names"]), places=places)
+        facts = Facts(**{**said["facts"], "kernels": tuple(said["facts"]["kernels"]), "notes": tuple(said["facts"]["notes"])})
+    except (KeyError, ValueError, TypeError):
+        return None
+    return Obtained(columns.trace(), facts)

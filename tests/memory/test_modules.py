@@ -1,0 +1,94 @@
+"""Any module with a step of its own is estimated; what brim cannot set on it is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import brim
+from brim.memory.modules import without_memory
+
+WIDTH = 64
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, 4 * WIDTH)
+        self.last = nn.Linear(4 * WIDTH, WIDTH)
+        self.twin = self.first
+        self.register_buffer("scale", torch.ones(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.last(torch.relu(self.first(x))) * self.scale
+        return result
+
+
+def step(model: nn.Module, micro_batch: int, seq_len: int) -> torch.Tensor:
+    loss: torch.Tensor = model(torch.randn(micro_batch, seq_len, WIDTH)).square().mean()
+    return loss
+
+
+def test_a_module_is_estimated_as_it_really_runs() -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    answer = brim.estimate(Net(), step=step, micro_batch=16, seq_len=64, device="cpu", memory=1 << 30, optimizer="sgd")
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, foreach=False)
+    held = sum(tensor.nbytes for tensor in (*net.parameters(), *net.buffers()))
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        for _step in range(2):
+            step(net, 16, 64).backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    live = peak = 0
+    for event in profiler.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    assert answer.peak_allocated_bytes == pytest.approx(held + peak, rel=0.01)
+
+
+def test_what_is_shared_stays_shared_and_takes_no_memory() -> None:
+    copy: Any = without_memory(Net())
+    assert copy.twin is copy.first
+    assert all(tensor.is_meta for tensor in (*copy.parameters(), *copy.buffers()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"method": "lora"}, "method is a property of the module"),
+        ({"checkpointing": "full"}, "checkpointing is a property"),
+        ({"precision": "bf16"}, "a module's dtype is its own"),
+    ],
+)
+def test_a_property_of_the_module_is_not_set_from_outside(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(brim.UsageError, match=said):
+        brim.estimate(Net(), step=step, gpu="t4", **settings)
+
+
+def test_a_step_that_fails_is_told_in_words() -> None:
+    def wrong(model: nn.Module, micro_batch: int, seq_len: int) -> torch.Tensor:
+        loss: torch.Tensor = model(torch.randn(micro_batch, seq_len, WIDTH + 1)).mean()
+        return loss
+
+    with pytest.raises(brim.RunError, match="failed on tensors without memory"):
+        brim.estimate(Net(), step=wrong, gpu="t4")
+    with pytest.raises(brim.UsageError, match="must return the loss"):
+        brim.estimate(Net(), step=lambda _model, _batch, _length: 3, gpu="t4")
+
+
+def test_a_question_about_values_is_answered_and_said() -> None:
+    def asks(model: nn.Module, micro_batch: int, seq_len: int) -> torch.Tensor:
+        x = torch.randn(micro_batch, seq_len, WIDTH)
+        if x.sum() > 0:
+            x = x * 2
+        return step(model, micro_batch, seq_len) + model(x).mean()
+
+    said = " ".join(brim.estimate(Net(), step=asks, gpu="t4", seq_len=32).assumptions)
+    assert "values of tensors" in said
