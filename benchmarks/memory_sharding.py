@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import importlib.util
 import io
 import json
@@ -305,6 +306,9 @@ def _deepspeed(case: Case) -> Callable[[], None]:
     import torch
 
     from brim.memory.reference import make_batch
+
+    backend: Any = importlib.import_module("deepspeed.comm.torch")
+    backend.build_shm_op = lambda: None  # plain gloo, nothing to compile
 
     hidden = int(case.setup.config["hidden_size"])
     model = _model(case)

@@ -111,11 +111,14 @@ def test_live_bytes_never_fall_when_the_model_gets_deeper(tmp_path: Path, config
 @pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3", "fsdp"])
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_more_gpus_never_need_more_of_each(tmp_path: Path, sharding: str, method: str) -> None:
+    """From two on: one GPU alone needs no buffers to gather in."""
     model = folder(tmp_path, LLAMA)
-    found = [
-        live_bytes(model, sharding=sharding, gpus=gpus, method=method, precision="amp-bf16", seq_len=128) for gpus in (1, 2, 4, 8, 64)
-    ]
+    base = {"sharding": sharding, "method": method, "precision": "amp-bf16", "seq_len": 128}
+    found = [live_bytes(model, gpus=gpus, nodes=nodes, **base) for gpus, nodes in ((2, 1), (4, 1), (8, 1), (8, 8), (8, 128))]
     assert found == sorted(found, reverse=True)
+    alone = brim.estimate(model, gpu="a100-80gb", gpus=1, **base)
+    pair = brim.estimate(model, gpu="a100-80gb", gpus=2, **base)
+    assert pair.peak_allocated_bytes - pair.by_kind.get("communication", 0) <= alone.peak_allocated_bytes
 
 
 def test_the_cache_answers_the_same_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def defaults_from(path: str, command: click.Command, ctx: click.Context) -> dict
         spelled[parameter.name] = key
         if value is not None:
             _check(path, key, value, parameter, ctx)
-            defaults[parameter.name] = value
+            defaults[parameter.name] = not value if _is_negative(key, parameter) else value
     if unused:
         text = _("{path}: not used by `brim {verb}`: {keys}.")
         note(text.format(path=path, verb=ctx.info_name, keys=", ".join(unused)))
@@ -121,6 +121,11 @@ def _names(command: click.Command) -> dict[str, click.Parameter]:
     return names
 
 
+def _is_negative(key: str, parameter: click.Parameter) -> bool:
+    """Whether a key names the other side of a pair of flags: `unpadded: true` means `padded: false`."""
+    return f"--{key.replace('_', '-')}" in parameter.secondary_opts
+
+
 def _known_anywhere() -> set[str]:
     known: set[str] = set()
     for verb in VERBS.values():
@@ -137,7 +142,8 @@ def _unknown_key(path: str, key: str, own: Mapping[str, click.Parameter]) -> str
 
 def _check(path: str, key: str, value: Any, parameter: click.Parameter, ctx: click.Context) -> None:
     """Let the option's own type judge the value, and name the file instead of a flag that nobody typed."""
-    if isinstance(value, dict) or (isinstance(value, list) and not (parameter.multiple or parameter.nargs != 1)):
+    takes_lists = parameter.multiple or parameter.nargs != 1 or getattr(parameter.type, "takes_lists", False)
+    if isinstance(value, dict) or (isinstance(value, list) and not takes_lists):
         text = _("{path}: {key} takes one value, and the file gives {found}.")
         raise ConfigError(text.format(path=path, key=key, found=_("a mapping") if isinstance(value, dict) else _("a list")))
     try:

@@ -6,6 +6,7 @@ that no column is cut.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from rich.console import RenderableType
     from rich.table import Table
@@ -32,6 +33,18 @@ def note(text: str) -> None:
 def print_json(document: Mapping[str, Any]) -> None:
     """One JSON document on stdout."""
     _write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+@contextlib.contextmanager
+def working(text: str) -> Iterator[None]:
+    """Say what takes a moment, on a terminal, for as long as it takes."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True, highlight=False, emoji=False, markup=False).status(text):
+        yield
 
 
 def show(*renderables: RenderableType) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _DTYPES = ("fp32", "bf16", "fp16", "float32", "bfloat16", "float16")
-_POSITIVE = click.IntRange(min=1)
+_POSITIVE: dict[str, Any] = {"type": click.IntRange(min=1), "metavar": "N"}
 
 
 class Checkpoints(click.ParamType[str]):
@@ -38,6 +38,7 @@ class Words(click.ParamType[tuple[str, ...]]):
     """Names with commas between them; a list in a config file."""
 
     name = "names"
+    takes_lists = True
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
         """The names."""
@@ -49,7 +50,7 @@ class Words(click.ParamType[tuple[str, ...]]):
 STEP_OPTIONS = (
     option("--task", type=click.Choice(get_args(Task)), help=N_("What the model learns. Default: the model's own task.")),
     option("--method", type=click.Choice(get_args(Method)), help=N_("Which weights train. Default: full.")),
-    option("--lora-rank", type=_POSITIVE, config_names=("lora_r",), help=N_("Rank of the adapters. Default: 8, as in peft.")),
+    option("--lora-rank", **_POSITIVE, config_names=("lora_r",), help=N_("Rank of the adapters. Default: 8, as in peft.")),
     option(
         "--lora-targets",
         type=Words(),
@@ -71,25 +72,25 @@ STEP_OPTIONS = (
     ),
     option(
         "--micro-batch",
-        type=_POSITIVE,
+        **_POSITIVE,
         config_names=("per_device_train_batch_size", "micro_batch_size"),
         help=N_("Sequences in one forward pass on one device. Default: 1."),
     ),
     option(
         "--seq-len",
-        type=_POSITIVE,
+        **_POSITIVE,
         config_names=("max_length", "max_seq_length", "cutoff_len", "sequence_len"),
         help=N_("Tokens of a sequence, padding included. Default: 2048."),
     ),
     option(
         "--target-len",
-        type=_POSITIVE,
+        **_POSITIVE,
         config_names=("max_target_length",),
         help=N_("seq2seq: tokens of a target. Default: as --seq-len."),
     ),
     option(
         "--accumulation",
-        type=_POSITIVE,
+        **_POSITIVE,
         config_names=("gradient_accumulation_steps",),
         help=N_("Micro-batches per optimizer step. Default: 1."),
     ),
@@ -112,11 +113,15 @@ STEP_OPTIONS = (
         "--loss", type=click.Choice(get_args(Loss)), help=N_("chunked never holds the logits of all tokens. Default: standard.")
     ),
     option(
-        "--max-grad-norm", type=float, config_names=("max_grad_norm",), help=N_("Gradient clipping; 0 for none. Default: 1.0.")
+        "--max-grad-norm",
+        type=click.FloatRange(min=0),
+        metavar="X",
+        config_names=("max_grad_norm",),
+        help=N_("Gradient clipping; 0 for none. Default: 1.0."),
     ),
     option(
         "--eval-batch",
-        type=_POSITIVE,
+        **_POSITIVE,
         config_names=("per_device_eval_batch_size",),
         help=N_("Sequences in a step of evaluation. Default: no evaluation."),
     ),
@@ -127,8 +132,8 @@ STEP_OPTIONS = (
     ),
     option("--offload", type=click.Choice(get_args(Offload)), help=N_("What lives in the host's memory. Default: none.")),
     option("--gradient-as-bucket-view", is_flag=True, default=None, help=N_("DDP: gradients are views of its buckets.")),
-    option("--gpus", type=_POSITIVE, help=N_("GPUs in each node. Default: 1, or what --gpu says (t4*2).")),
-    option("--nodes", type=_POSITIVE, help=N_("Default: 1.")),
+    option("--gpus", **_POSITIVE, help=N_("GPUs in each node. Default: 1, or what --gpu says (t4*2).")),
+    option("--nodes", **_POSITIVE, help=N_("Default: 1.")),
 )
 
 DEVICE_OPTIONS = (

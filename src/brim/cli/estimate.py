@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from brim.cli._command import option, verb
-from brim.cli._output import Column, bar, grid, note, print_json, show, table
+from brim.cli._output import Column, bar, grid, note, print_json, show, table, working
 from brim.cli._step_options import DEVICE_OPTIONS, STEP_OPTIONS, given_settings, with_options
 from brim.locale import N_, _, sentences
 from brim.sizes import format_bytes, format_count
@@ -61,10 +61,11 @@ def command(
     found = find_model(model, trust_remote_code=trust_remote_code)
     questions = [Question.ask(found, settings, place) for place in places]
     held: dict[Any, Any] = {}
-    answers = [question.answer(held) for question in questions]
-    chosen = _most_telling(answers)
-    if not as_json:
-        answers[chosen] = _with_saving(questions[chosen], answers[chosen])
+    with working(_("Tracing {model} ...").format(model=found.name)):
+        answers = [question.answer(held) for question in questions]
+        chosen = _most_telling(answers)
+        if not as_json:
+            answers[chosen] = _with_saving(questions[chosen], answers[chosen])
     if timeline is not None:
         from brim.memory.timeline import write_timeline
 

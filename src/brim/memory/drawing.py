@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from brim.memory.timeline import Timeline
 
 _WIDTH, _HEIGHT = 960, 440
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 150, 40, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 190, 40, 40
 _POINTS = 720
 _COLOURS = {
-    "parameters": "#4c78a8", "gradients": "#f58518", "optimizer": "#54a24b", "activations": "#e45756", "logits": "#b279a2",
-    "temporary": "#eeca3b", "buffers": "#9d755d", "communication": "#72b7b2", "workspace": "#bab0ac",
+    "parameters": "#4c78a8", "buffers": "#9d755d", "workspace": "#bab0ac", "optimizer": "#54a24b", "gradients": "#f58518",
+    "communication": "#72b7b2", "activations": "#e45756", "logits": "#b279a2", "temporary": "#eeca3b",
 }  # fmt: skip
+"""What stays lies below what comes and goes."""
 
 
 def draw(timeline: Timeline, title: str) -> str:
@@ -32,7 +33,9 @@ def draw(timeline: Timeline, title: str) -> str:
     runs = np.array_split(np.arange(len(timeline.allocated)), min(_POINTS, len(timeline.allocated)))
     # Of every run the event where most is allocated, so that no peak is lost.
     chosen = np.array([run[np.argmax(timeline.allocated[run])] for run in runs])
-    tallest = max(int(timeline.reserved.max()), min(timeline.limit_bytes, 2 * int(timeline.reserved.max())))
+    reserved = int(timeline.reserved.max())
+    # A limit far above would press the picture flat: it is left out then.
+    tallest = max(reserved, timeline.limit_bytes) if timeline.limit_bytes < 2 * reserved else reserved * 11 // 10
     scale = _Scale(len(chosen), tallest)
     parts = [*_areas(timeline, chosen, scale), *_lines(timeline, chosen, scale), *_phases(timeline, chosen, scale), *_axis(scale)]
     heading = f'<text x="{_LEFT}" y="22" font-size="15">{escape(title)}: {escape(_("memory of one step"))}</text>'
@@ -57,12 +60,16 @@ class _Scale:
         return " ".join(f"{self.x(index):.1f},{self.y(size):.1f}" for index, size in enumerate(sizes.tolist()))
 
 
+def _in_order(timeline: Timeline) -> list[tuple[str, NDArray[np.int64]]]:
+    return [(kind, timeline.kinds[kind]) for kind in _COLOURS if kind in timeline.kinds]
+
+
 def _areas(timeline: Timeline, chosen: NDArray[np.int64], scale: _Scale) -> Iterator[str]:
     below = np.zeros(len(chosen), dtype=np.int64)
-    for kind, sizes in timeline.kinds.items():
+    for kind, sizes in _in_order(timeline):
         above = below + sizes[chosen]
         back = " ".join(reversed(scale.path(below).split(" ")))
-        yield f'<polygon points="{scale.path(above)} {back}" fill="{_COLOURS.get(kind, "#888888")}"><title>{kind}</title></polygon>'
+        yield f'<polygon points="{scale.path(above)} {back}" fill="{_COLOURS[kind]}"><title>{kind}</title></polygon>'
         below = above
 
 
@@ -98,9 +105,9 @@ def _axis(scale: _Scale) -> Iterator[str]:
 
 def _legend(timeline: Timeline) -> Iterator[str]:
     x = _WIDTH - _RIGHT + 6
-    for index, (kind, sizes) in enumerate(timeline.kinds.items()):
+    for index, (kind, sizes) in enumerate(reversed(_in_order(timeline))):
         y = _TOP + 60 + 20 * index
-        yield f'<rect x="{x}" y="{y}" width="11" height="11" fill="{_COLOURS.get(kind, "#888888")}"/>'
+        yield f'<rect x="{x}" y="{y}" width="11" height="11" fill="{_COLOURS[kind]}"/>'
         yield f'<text x="{x + 16}" y="{y + 10}">{escape(kind)} {format_bytes(int(sizes.max()))}</text>'
     y = _TOP + 60 + 20 * len(timeline.kinds)
     yield f'<line x1="{x}" x2="{x + 11}" y1="{y + 6}" y2="{y + 6}" stroke="black"/>'

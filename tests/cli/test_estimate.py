@@ -1,0 +1,117 @@
+"""`brim estimate`: what it prints, what it writes, and how it ends."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.conftest import Cli
+
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 6,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 3000, "max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    return str(tmp_path)
+
+
+def test_one_card_is_one_document(cli: Cli, model: str) -> None:
+    ended = cli("estimate", model, "--gpu", "t4", "--seq-len", "256", "--micro-batch", "2", "--json")
+    document = json.loads(ended.out)
+    assert ended.code == 0
+    assert document["schema"] == "brim.estimate/1"
+    assert document["fits"] is True
+    assert document["settings"]["micro_batch"] == 2
+    assert ended.err == ""
+
+
+def test_without_a_card_there_is_a_row_for_each_of_four(cli: Cli, model: str) -> None:
+    ended = cli("estimate", model)
+    assert ended.code == 0
+    for name in ("T4", "RTX 3090", "RTX 4090", "A100"):
+        assert name in ended.out
+    assert "2048 tokens" in ended.out
+    document = json.loads(cli("estimate", model, "--json").out)
+    assert document["schema"] == "brim.estimates/1"
+    assert [each["device"] for each in document["estimates"]] == ["t4", "rtx-3090", "rtx-4090-24gb", "a100-80gb"]
+
+
+def test_the_table_shows_kinds_phases_assumptions_and_the_best_saving(cli: Cli, model: str) -> None:
+    out = cli("estimate", model, "--gpu", "t4", "--seq-len", "1024", "--micro-batch", "8").out
+    for words in ("activations", "optimizer", "By phase", "Verdict", "fits", "Assumed", "Saves most: --"):
+        assert words in out
+    assert "█" in out
+
+
+def test_what_does_not_fit_ends_with_one(cli: Cli, model: str) -> None:
+    ended = cli("estimate", model, "--memory", "500MiB", "--seq-len", "1024", "--micro-batch", "64")
+    assert ended.code == 1
+    assert "does not fit" in ended.out
+    assert json.loads(cli("estimate", model, "--device", "cpu", "--memory", "1MiB", "--seq-len", "64", "--json").out)["fits"] is False
+
+
+def test_a_timeline_is_written_in_three_formats(cli: Cli, model: str, tmp_path: Path) -> None:
+    base = ("estimate", model, "--gpu", "t4", "--seq-len", "256", "--timeline")
+    for suffix in ("json", "csv", "svg"):
+        assert cli(*base, str(tmp_path / f"step.{suffix}")).code == 0
+    document = json.loads((tmp_path / "step.json").read_text())
+    assert document["schema"] == "brim.timeline/1"
+    kinds = [sum(column) for column in zip(*document["kind_bytes"].values(), strict=True)]
+    assert kinds == document["allocated_bytes"]
+    assert max(kinds) == json.loads(cli("estimate", model, "--gpu", "t4", "--seq-len", "256", "--json").out)["peak_allocated_bytes"]
+    rows = list(csv.DictReader((tmp_path / "step.csv").open()))
+    assert [int(row["allocated_bytes"]) for row in rows] == document["allocated_bytes"]
+    assert ElementTree.parse(tmp_path / "step.svg").getroot().tag.endswith("svg")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--attention", "flash2", "--precision", "amp-fp16"), "--attention sdpa"),
+        (("--method", "loar"), "loar"),
+        (("--checkpointing", "some"), "every:N"),
+        (("--timeline", "step.pdf"), ".svg"),
+        (("--micro-batch", "0"), "0"),
+        (("--device", "cpu"), "contradict"),
+        (("--gpus", "2", "--sharding", "none"), "ddp"),
+        (("--freeze", "nowhere"), "matches no parameter"),
+        (("--offload", "optimizer"), "zero2"),
+        (("--lora-rank", "4"), "--method lora"),
+        (("--max-grad-norm", "-1"), "-1"),
+    ],
+)
+def test_a_wrong_wish_is_one_message_and_code_two(cli: Cli, model: str, arguments: tuple[str, ...], said: str) -> None:
+    ended = cli("estimate", model, "--gpu", "t4", "--seq-len", "64", *arguments)
+    assert ended.code == 2
+    assert said in ended.err
+    assert ended.out == ""
+    assert "Traceback" not in ended.err
+
+
+def test_a_config_file_may_use_the_names_of_transformers(cli: Cli, model: str, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(
+        "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\nmax_length: 128\nlora_target_modules: [q_proj, v_proj]\nmethod: lora\n"
+    )
+    ended = cli("estimate", model, "--gpu", "t4", "--config", str(tmp_path / "run.yaml"), "--json")
+    settings = json.loads(ended.out)["settings"]
+    assert (settings["micro_batch"], settings["accumulation"], settings["seq_len"]) == (4, 2, 128)
+    assert settings["lora_targets"] == ["q_proj", "v_proj"]
+
+
+def test_the_other_side_of_a_pair_of_flags_may_stand_in_a_file(cli: Cli, model: str, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("unpadded: true\nseq_len: 64\n")
+    ended = cli("estimate", model, "--gpu", "t4", "--config", str(tmp_path / "run.yaml"), "--json")
+    assert json.loads(ended.out)["settings"]["padded"] is False
+
+
+def test_it_speaks_chinese(cli: Cli, model: str) -> None:
+    out = cli("estimate", model, "--gpu", "t4", "--seq-len", "64", "--lang", "zh_CN").out
+    assert "放得下" in out
