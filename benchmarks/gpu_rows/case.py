@@ -42,8 +42,6 @@ class Case:
     """Accelerate's `convert_outputs_to_fp32`: after the loss, the logits are made float32."""
     keeps: Literal["nothing", "step", "always"] = "nothing"
     """How long the loop holds the model's outputs: until loss.backward(), to the end of the step, or until the next forward returns."""
-    zeroes_late: bool = False
-    """`zero_grad` stands between forward and backward, so that gradients live through the next forward."""
     caches: bool = False
     """Whether the outputs hold keys and values (`use_cache`, transformers' default where nobody says otherwise)."""
     old_torch: bool = False

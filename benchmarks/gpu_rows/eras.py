@@ -40,9 +40,10 @@ def old_torch(case: Case) -> contextlib.AbstractContextManager[Any]:
 
 
 class _OldMean(TorchFunctionMode):
-    """Seen by running transformers 4.37.2 on torch 2.1.2: `MeanBackward1._saved_self` is the tensor itself; on 2.13 there is no such field.
+    """torch 2.0 and 2.1: `MeanBackward1` holds its input, of which it needs the number of elements only; since 2.2 it holds that.
 
-    In a root-mean-square norm that is the square of its input, in float32.
+    Seen in the headers of the wheels (torch/include/torch/csrc/autograd/generated/Functions.h) and by running transformers 4.37.2 on torch
+    2.1.2. In a root-mean-square norm the input is the square of the hidden states, in float32.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

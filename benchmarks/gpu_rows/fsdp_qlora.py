@@ -22,7 +22,7 @@ READ = (
     " 0.1, no optimizer; torch 2.1 (a mean keeps its input), transformers 4.36/37 (each layer has its own table of rotary positions and"
     " looks it up), 4-bit scales not double-quantised, 4-bit layers keep their input; rows 033-044 were read after forward and after"
     " backward; GPU taken as sm80 or newer. train.py: bfloat16, rank 64 on all but o_proj, float32 logits copied once more for the loss,"
-    " outputs held over the optimizer's step, torch 2.1 too, FSDP1 described by the model of FSDP2, NO_SHARD by one device"
+    " outputs held over the optimizer's step, torch 2.2 as its README recommends, FSDP1 as FSDP2, NO_SHARD as one device"
 )
 NOTEBOOK: dict[str, Any] = {
     "model_type": "llama",
@@ -113,7 +113,6 @@ def _of_train(row: Row) -> Case:
         row["metric"],
         loss="shifted",
         keeps="step",
-        old_torch=True,
         repeats_heads=True,
         change=changes,
         parallel=_parallel(row["sharding"]),

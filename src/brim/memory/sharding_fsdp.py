@@ -5,8 +5,8 @@ the embedding, if they are one), which alone is not given back between forward a
 torch/distributed/fsdp/_fully_shard:
 
 - `_fsdp_param_group.py`, `wait_for_unshard`: a gather fills a flat buffer that is copied out into whole parameters. In forward the buffer
-  lives until the next module's is there, so that both can overlap; in backward it dies at once, and the module before is gathered ahead
-  (`_backward_prefetch`).
+  lives until the next module's is copied out, so that both can overlap; in backward it dies at once, and the module before is gathered
+  ahead (`_backward_prefetch`).
 - `post_backward`: the parameters are given back, then the last module's reduction buffer is freed, then this one's is made
   (`_fsdp_collectives.py`, `foreach_reduce`): all gradients of the module are copied into it before they die. What a rank keeps is its
   output. The buffer of the last module lives until the next module's turn or the end of backward.
@@ -128,13 +128,11 @@ class FullyShard(Split):
     def _copy_out(self, stage: int, *, lingers: bool) -> None:
         if stage not in self._flying:
             return
+        self._whole[stage] = [self.writer.bear(parameter.size, "fsdp:whole") for parameter in self._groups[stage]]
         buffer = self._flying.pop(stage)
         if lingers:
-            self.writer.die(self._lingering)
-            self._lingering = buffer
-        self._whole[stage] = [self.writer.bear(parameter.size, "fsdp:whole") for parameter in self._groups[stage]]
-        if not lingers:
-            self.writer.die(buffer)
+            buffer, self._lingering = self._lingering, buffer
+        self.writer.die(buffer)
 
     def _give_back(self, stage: int) -> None:
         for number in self._whole.pop(stage, []):

@@ -2,8 +2,8 @@
 
 Read from deepspeed/runtime/zero (0.19):
 
-- `stage_1_and_2.py`: a rank holds its part in float32 beside the model's parameters (`single_partition_of_fp32_groups`, even where those are
-  float32), with the optimizer's state. Gradients are copied into a bucket of `reduce_bucket_size` elements as they come
+- `stage_1_and_2.py`: a rank holds its part in float32 beside the model's parameters (`single_partition_of_fp32_groups`, even where those
+  are float32), with the optimizer's state. Gradients are copied into a bucket of `reduce_bucket_size` elements as they come
   (`setup_buckets`; two with `overlap_comm`) and die; larger ones wait for the next. A full bucket is reduced; where it crosses a border
   between parts, in a copy (`allreduce_bucket`). What a rank owns is moved into a buffer of its part (`copy_grads_in_partition`). ZeRO-1
   keeps whole gradients and does all that when backward has ended.
