@@ -44,8 +44,8 @@ class Case:
     """How long the loop holds the model's outputs: until loss.backward(), to the end of the step, or until the next forward returns."""
     caches: bool = False
     """Whether the outputs hold keys and values (`use_cache`, transformers' default where nobody says otherwise)."""
-    old_torch: bool = False
-    """torch 2.0 and 2.1: the mean over a dimension keeps its input for backward, though it needs the shape only (`_OldMean`)."""
+    old_torch: Literal["", "2.0", "2.1"] = ""
+    """What that release held longer than today's: see `gpu_rows.eras`."""
     repeats_heads: bool = False
     """transformers before 4.48: grouped keys and values are repeated before `scaled_dot_product_attention`, mask or not."""
     sampled: bool = False

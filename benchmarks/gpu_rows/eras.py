@@ -35,7 +35,28 @@ def repeated_heads(case: Case) -> Iterator[None]:
         home.use_gqa_in_sdpa = before
 
 
-def old_torch(case: Case) -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def old_adamw(case: Case) -> Iterator[None]:
+    """torch 2.0, optim/adamw.py, `_multi_tensor_adamw`: `denom = torch._foreach_add(exp_avg_sq_sqrt, eps)`, since 2.1 in place."""
+    home: Any = torch
+    in_place = home._foreach_add_
+    denominators: list[torch.Tensor] = []
+
+    def add(tensors: Any, other: Any, **rest: Any) -> Any:
+        if isinstance(other, float):
+            denominators[:] = torch._foreach_add(tensors, other)
+        return in_place(tensors, other, **rest)
+
+    if case.old_torch == "2.0":
+        home._foreach_add_ = add
+    try:
+        yield
+    finally:
+        home._foreach_add_ = in_place
+
+
+def old_mean(case: Case) -> contextlib.AbstractContextManager[Any]:
+    """See `_OldMean`."""
     return _OldMean() if case.old_torch else contextlib.nullcontext()
 
 

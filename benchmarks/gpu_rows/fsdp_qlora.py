@@ -84,7 +84,7 @@ def _of_notebook(row: Row) -> Case:
         loss="mean",
         keeps="step",
         caches=not checkpointing,
-        old_torch=True,
+        old_torch="2.1",
         sampled="sampled" in row["notes"],
         change=in_order(*changes),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from brim.memory.setup import Setup, Target
@@ -19,12 +21,29 @@ MODELS = {
     "falcon-7b": "tiiuae/falcon-7b",
     "Llama 3.1 8B": "meta-llama/Llama-3.1-8B",
     "Llama 3.2 3B": "meta-llama/Llama-3.2-3B",
+    "Llama 3.1 70B": "meta-llama/Llama-3.1-70B",
+    "Llama2-7B": "meta-llama/Llama-2-7b-hf",
+    "StableLM Alpha 3 B": "stablelm",
+    "StableLM Alpha 3B": "stablelm",
+    "stablelm-base-alpha-3b": "stablelm",
 }
+STABLELM: dict[str, Any] = {
+    "model_type": "gpt_neox",
+    "hidden_size": 4096,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "vocab_size": 50688,
+    "rotary_pct": 0.25,
+    "use_parallel_residual": False,
+}
+"""litgpt/config.py, `stablelm-base-alpha-3b`."""
 _TARGETS = {
     "microsoft/phi-1_5": ("q_proj", "v_proj"),
     "microsoft/phi-2": ("all-linear",),
     "microsoft/Phi-3-mini-4k-instruct": ("all-linear",),
     "tiiuae/falcon-7b": ("query_key_value",),
+    "stablelm": ("query_key_value",),
 }
 
 
@@ -39,7 +58,7 @@ def case_of(row: Row) -> tuple[Case, float]:
     name = MODELS[row["model"]]
     quantised = "nf4" in row["method"] or row["method"].startswith("QLoRA")
     setup = Setup(
-        config=find_config(name),
+        config=STABLELM if name == "stablelm" else find_config(name),
         task="causal-lm",
         micro_batch=int(row["micro_batch"]),
         length=int(row["seq_len"]),
@@ -47,7 +66,7 @@ def case_of(row: Row) -> tuple[Case, float]:
         method="full" if row["method"] == "full" else "qlora" if quantised else "lora",
         lora_rank=int(row["lora_rank"] or 8),
         lora_targets=_TARGETS.get(name, ("q_proj", "v_proj")),
-        precision="bf16",
+        precision="amp-bf16" if row["precision"] == "bf16-mixed" else "bf16",
         prepared=False,
         checkpointing="full" if row["grad_ckpt"] == "yes" or row["id"] in {"torchtune-002", "torchtune-005"} else "none",
         max_grad_norm=None,

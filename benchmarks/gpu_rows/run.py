@@ -26,7 +26,7 @@ from brim.memory.reference import _backward, _state_tensors, _vocabulary
 from brim.memory.sharding import shard
 from brim.memory.trace import Tracer
 
-from .eras import old_torch, repeated_heads, shifted_loss
+from .eras import old_adamw, old_mean, repeated_heads, shifted_loss
 
 if TYPE_CHECKING:
     from brim.memory.stream import Trace
@@ -145,7 +145,7 @@ class _Loop:
             tracer,
             repeated_heads(case),
             Kernels(case.target, tracer, self._autocast),
-            old_torch(case),
+            old_mean(case),
             ready,
             tracer.layers(blocks),
         ):
@@ -207,7 +207,8 @@ class _Loop:
         if setup.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(trainable, setup.max_grad_norm)
         tracer.go("optimizer", round_, None)
-        optimizer.step()
+        with old_adamw(self._case):
+            optimizer.step()
         tracer.adopt(_state_tensors(optimizer.state), "optimizer")
         if self._case.keeps != "always":
             self._outputs = None

@@ -39,7 +39,7 @@ def assumptions(
     yield from _of_the_engine(settings)
     if where.gpu is None:
         yield _(
-            "Tensors only: Python and its libraries take a few hundred MiB more, and a hard limit needs 1 to 4 % of headroom."
+            "Tensors only: Python and its libraries take a few hundred MiB more, and a hard limit needs 1 to 4 percent of headroom."
         )
         return
     around = where.outside(settings.ranks)

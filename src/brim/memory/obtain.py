@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import warnings
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -96,15 +95,16 @@ def facts_of(traced: Traced) -> Facts:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Libraries speak to those who train with them; an estimate is not a run."""
-    logger = logging.getLogger("transformers")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    from transformers.utils 
+    said: Any = logging
+    before = said.get_verbosity()
+    said.set_verbosity_error()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(before)
+        said.set_verbosity(before)
 
 
 def _question(setup: Setup, target: Target) -> dict[str, Any]:
