@@ -13,9 +13,10 @@ from brim.memory.setup import Setup, Target
 from .case import Case, Change, OutOfScopeError, Row, in_order, set_dropout
 
 READ = (
-    "Qwen-1 is not in transformers: a Phi-3 of the same sizes stands for it (fused qkv and gate/up); adapters in float32 (peft 0.5"
-    " moved them to the base's device only); Trainer's bf16 autocast, flash attention 2, accumulation; bfloat16 logits"
-    " copied for the loss (modeling_qwen.py), then made float32 by accelerate; torch 2.0 (a mean keeps its input, AdamW takes a second copy); metric unstated"
+    "Qwen-1 is not in transformers: a Phi-3 of the same sizes stands for it (fused qkv and gate/up); adapters in float32 (peft 0.5 moved"
+    " them to the base's device only); Trainer's bf16 autocast, flash attention 2, accumulation; bfloat16 logits copied for the loss"
+    " (modeling_qwen.py), then made float32 by accelerate; torch 2.0, as it says (a mean keeps its input, AdamW takes a second copy);"
+    " metric unstated"
 )
 UNIT_BYTES = 10**9
 """The README says "we profile the memory (GB)". It cannot mean GiB: 162.0 on two A100-80G (full, 1024 tokens) would be 81.0 GiB each, and

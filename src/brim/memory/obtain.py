@@ -95,7 +95,8 @@ def facts_of(traced: Traced) -> Facts:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Libraries speak to those who train with them; an estimate is not a run."""
-    from transformers.utils 
+    from transformers.utils import logging
+
     said: Any = logging
     before = said.get_verbosity()
     said.set_verbosity_error()
