@@ -29,6 +29,8 @@ from brim.memory.sharding import Parallel, shard
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from brim.memory.stream import Trace
+
 RANKS = 2
 BARS_PERCENT = {"ddp": 3.0, "fsdp": 3.0}
 ZERO_BAR_PERCENT = 5.0
@@ -94,7 +96,7 @@ CASES: dict[str, Case] = {
             (", long", LONG),
             (", bf16", replace(FULL, precision="bf16")),
             (", bf16, short", replace(SHORT, precision="bf16")),
-            (", bf16, lora", replace(LORA, precision="bf16")),
+            (", bf16, lora", replace(LORA, precision="bf16", lora_dtype="bfloat16")),
             (", accumulated", replace(SHORT, accumulation=2)),
         )
     },
@@ -135,7 +137,7 @@ def predicted(case: Case) -> tuple[int, int]:
     return _second_step(trace), _second_step(shard(trace, case.parallel)[0])
 
 
-def _second_step(trace: Any) -> int:
+def _second_step(trace: Trace) -> int:
     first = (max(place.round for place in trace.places) + 1) // 2
     return max(live for place, live in trace.peaks().items() if place.phase != "build" and place.round >= first)
 
@@ -226,7 +228,7 @@ def _is_staging(event: Any) -> bool:
 
 
 def _model(case: Case) -> Any:
-    from brim.memory.reference import build_model
+    from brim.memory.building import build_model
 
     return build_model(case.setup, device="cpu")
 
@@ -255,7 +257,7 @@ def _loop(case: Case, model: Any, batch: Any, optimizer: Any, quiet: Callable[[]
 def _ddp(case: Case) -> Callable[[], None]:
     import torch
 
-    from brim.memory.reference import make_batch
+    from brim.memory.building import make_batch
 
     model = torch.nn.parallel.DistributedDataParallel(
         _model(case), gradient_as_bucket_view=case.parallel.gradient_as_bucket_view, broadcast_buffers=False
@@ -270,7 +272,7 @@ def _fsdp(case: Case) -> Callable[[], None]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    from brim.memory.reference import find_layers, make_batch
+    from brim.memory.building import find_layers, make_batch
 
     whole = _model(case)
     settings: dict[str, Any] = {"mesh": init_device_mesh("cpu", (RANKS,))}
@@ -302,10 +304,10 @@ def _fsdp(case: Case) -> Callable[[], None]:
 
 
 def _deepspeed(case: Case) -> Callable[[], None]:
-    import deepspeed
+    import deepspeed  # type: ignore[import-untyped,unused-ignore]
     import torch
 
-    from brim.memory.reference import make_batch
+    from brim.memory.building import make_batch
 
     backend: Any = importlib.import_module("deepspeed.comm.torch")
     backend.build_shm_op = lambda: None  # plain gloo, nothing to compile

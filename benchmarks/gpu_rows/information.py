@@ -67,6 +67,7 @@ def case_of(row: Row) -> tuple[Case, float]:
         lora_rank=int(row["lora_rank"] or 8),
         lora_targets=_TARGETS.get(name, ("q_proj", "v_proj")),
         precision="amp-bf16" if row["precision"] == "bf16-mixed" else "bf16",
+        base_dtype="float32" if row["precision"] == "bf16-mixed" else None,
         prepared=False,
         checkpointing="full" if row["grad_ckpt"] == "yes" or row["id"] in {"torchtune-002", "torchtune-005"} else "none",
         max_grad_norm=None,
