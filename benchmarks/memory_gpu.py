@@ -48,7 +48,7 @@ HINDSIGHT = {
         " figures. That 4-bit layers keep their input was read off the slope, then found in bitsandbytes of that time"
     ),
     "qwen1": (
-        "the unit was taken as GiB first (median |error| 10.3 %), then as the GB that the README says (3.9 %); the copies of the logits (2.7"
+        "the unit was taken as GiB first (median |error| 10.3 %), then as the GB that the README says (3.9 %); copies of the logits (2.7"
         " %) and what torch 2.0 held longer (0.6 %) were added with the errors in view, as its code and that release's have them; adapters"
         " in float32 because of the peft version, which is inferred"
     ),

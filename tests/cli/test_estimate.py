@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -55,7 +55,10 @@ def test_what_does_not_fit_ends_with_one(cli: Cli, model: str) -> None:
     ended = cli("estimate", model, "--memory", "500MiB", "--seq-len", "1024", "--micro-batch", "64")
     assert ended.code == 1
     assert "does not fit" in ended.out
-    assert json.loads(cli("estimate", model, "--device", "cpu", "--memory", "1MiB", "--seq-len", "64", "--json").out)["fits"] is False
+    assert (
+        json.loads(cli("estimate", model, "--device", "cpu", "--memory", "1MiB", "--seq-len", "64", "--json").out)["fits"]
+        is False
+    )
 
 
 def test_a_timeline_is_written_in_three_formats(cli: Cli, model: str, tmp_path: Path) -> None:
@@ -66,10 +69,12 @@ def test_a_timeline_is_written_in_three_formats(cli: Cli, model: str, tmp_path: 
     assert document["schema"] == "brim.timeline/1"
     kinds = [sum(column) for column in zip(*document["kind_bytes"].values(), strict=True)]
     assert kinds == document["allocated_bytes"]
-    assert max(kinds) == json.loads(cli("estimate", model, "--gpu", "t4", "--seq-len", "256", "--json").out)["peak_allocated_bytes"]
+    assert (
+        max(kinds) == json.loads(cli("estimate", model, "--gpu", "t4", "--seq-len", "256", "--json").out)["peak_allocated_bytes"]
+    )
     rows = list(csv.DictReader((tmp_path / "step.csv").open()))
     assert [int(row["allocated_bytes"]) for row in rows] == document["allocated_bytes"]
-    assert ElementTree.parse(tmp_path / "step.svg").getroot().tag.endswith("svg")
+    assert ET.parse(tmp_path / "step.svg").getroot().tag.endswith("svg")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,13 @@ from brim.memory.compatibility import check
 from brim.workload.settings import Settings
 
 T4, A100 = find_gpu("t4").gpu, find_gpu("a100-80gb").gpu
-LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096}
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+}
 
 
 def settings(**changes: Any) -> Settings:

@@ -60,7 +60,9 @@ SEVERAL: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("settings", SEVERAL, ids=lambda settings: "-".join(str(value) for value in settings.values()) or "default")
+@pytest.mark.parametrize(
+    "settings", SEVERAL, ids=lambda settings: "-".join(str(value) for value in settings.values()) or "default"
+)
 def test_figures_add_up_and_hold_under_their_own_limit(tmp_path: Path, settings: dict[str, Any]) -> None:
     model = folder(tmp_path, LLAMA)
     settings = {"seq_len": 512, **settings}
@@ -97,7 +99,7 @@ def test_the_record_is_read_back_equal(tmp_path: Path) -> None:
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_live_bytes_never_fall_when_more_is_asked(tmp_path: Path, name: str, values: tuple[int, ...], checkpointing: str) -> None:
     model = folder(tmp_path, LLAMA)
-    base = {"method": "lora", "seq_len": 128, "checkpointing": checkpointing}
+    base: dict[str, Any] = {"method": "lora", "seq_len": 128, "checkpointing": checkpointing}
     found = [live_bytes(model, **{**base, name: value}) for value in values]
     assert found == sorted(found)
 
@@ -113,7 +115,7 @@ def test_live_bytes_never_fall_when_the_model_gets_deeper(tmp_path: Path, config
 def test_more_gpus_never_need_more_of_each(tmp_path: Path, sharding: str, method: str) -> None:
     """From two on: one GPU alone needs no buffers to gather in."""
     model = folder(tmp_path, LLAMA)
-    base = {"sharding": sharding, "method": method, "precision": "amp-bf16", "seq_len": 128}
+    base: dict[str, Any] = {"sharding": sharding, "method": method, "precision": "amp-bf16", "seq_len": 128}
     found = [live_bytes(model, gpus=gpus, nodes=nodes, **base) for gpus, nodes in ((2, 1), (4, 1), (8, 1), (8, 8), (8, 128))]
     assert found == sorted(found, reverse=True)
     alone = brim.estimate(model, gpu="a100-80gb", gpus=1, **base)

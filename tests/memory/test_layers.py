@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from brim.memory.depth import shallow
 from brim.memory.layers import NotRepeatedError, deepen
-from brim.memory.predict import shallow, trace_deep
+from brim.memory.predict import trace_deep
 from brim.memory.reference import trace_step
 from brim.memory.setup import Setup, Target
 from brim.memory.stream import Trace

@@ -46,7 +46,7 @@ def test_a_module_is_estimated_as_it_really_runs() -> None:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
     live = peak = 0
-    for event in profiler.profiler.kineto_results.events():  # type: ignore[union-attr]
+    for event in profiler.profiler.kineto_results.events():
         if event.name() == "[memory]":
             live += event.nbytes()
             peak = max(peak, live)
@@ -88,7 +88,8 @@ def test_a_question_about_values_is_answered_and_said() -> None:
         x = torch.randn(micro_batch, seq_len, WIDTH)
         if x.sum() > 0:
             x = x * 2
-        return step(model, micro_batch, seq_len) + model(x).mean()
+        more: torch.Tensor = model(x).mean()
+        return step(model, micro_batch, seq_len) + more
 
     said = " ".join(brim.estimate(Net(), step=asks, gpu="t4", seq_len=32).assumptions)
     assert "values of tensors" in said
