@@ -66,7 +66,9 @@ def _parallel(sharding: Any, **settings: Any) -> Parallel:
     return Parallel(sharding, RANKS, hidden=LLAMA["hidden_size"], **settings)
 
 
-_NO_REUSE = {"stage3_max_reuse_distance": 0}
+# As in a model that is much larger than what may be gathered.
+_TIGHT = {"stage3_max_reuse_distance": 0, "stage3_max_live_parameters": 500_000}
+_TIGHTLY: dict[str, Any] = {"reuse_elements": 0, "live_elements": 500_000}
 CASES: dict[str, Case] = {
     "ddp": Case(FULL, _parallel("ddp")),
     "ddp, bucket view": Case(FULL, _parallel("ddp", gradient_as_bucket_view=True)),
@@ -101,9 +103,9 @@ CASES: dict[str, Case] = {
         )
     },
     "zero2, overlap": Case(SHORT, _parallel("zero2", overlap=True)),
-    "zero3, no reuse": Case(FULL, _parallel("zero3", reuse_elements=0), _NO_REUSE),
-    "zero3, short, no reuse": Case(SHORT, _parallel("zero3", reuse_elements=0), _NO_REUSE),
-    "zero3, deep, no reuse": Case(DEEP, _parallel("zero3", reuse_elements=0), _NO_REUSE),
+    "zero3, tight": Case(FULL, _parallel("zero3", **_TIGHTLY), _TIGHT),
+    "zero3, short, tight": Case(SHORT, _parallel("zero3", **_TIGHTLY), _TIGHT),
+    "zero3, deep, tight": Case(DEEP, _parallel("zero3", **_TIGHTLY), _TIGHT),
 }
 
 

@@ -179,6 +179,11 @@ def test_one_rank_is_one_device_and_stated_buffers(sharding: str) -> None:
     assert not [birth for birth in new.births if birth.operator in {"fsdp:gather", "zero:gather"}]
 
 
+def test_zero3_gathers_less_where_it_may_hold_less() -> None:
+    roomy, tight = (_sharded("full", "zero3", 2, live_elements=elements, reuse_elements=elements) for elements in (10**9, 10**4))
+    assert _peak(tight) < _peak(roomy)
+
+
 def test_whole_gradients_wait_for_the_last_micro_batch_unless_each_is_synchronised() -> None:
     waiting, each = (_sharded("accumulated", "fsdp", 8, synchronise_each=flag) for flag in (False, True))
     assert _peak(waiting) > _peak(each)

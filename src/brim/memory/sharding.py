@@ -48,6 +48,8 @@ class Parallel:
     """DDP and FSDP2: reduce after every micro-batch (accelerate's `sync_each_batch`) instead of once a step."""
     overlap: bool = False
     """ZeRO-1 and 2: `overlap_comm`, which takes a second bucket."""
+    live_elements: int = 1_000_000_000
+    """ZeRO-3: `stage3_max_live_parameters`; so many are gathered ahead of their use."""
     reuse_elements: int = 1_000_000_000
     """ZeRO-3: `stage3_max_reuse_distance`; parameters that are used again within so many elements stay gathered."""
 

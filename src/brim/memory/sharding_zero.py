@@ -9,10 +9,13 @@ Read from deepspeed/runtime/zero (0.19):
   keeps whole gradients and does all that when backward has ended.
 - The step takes norms in float64, one gradient at a time (`get_grad_norm_direct`), makes the part's gradients one flat tensor, casts it
   to float32, and lets the optimizer work on that one tensor. Gathering the new parameters takes no memory.
-- `stage3.py`: the bucket and the part of the gradients are there for good; float32 copies only beside half precision.
-- `partitioned_param_coordinator.py`: parameters are gathered by submodule, one `prefetch_bucket_size` ahead. They are given back unless
-  they are small (`param_persistence_threshold`: those are never split) or used again within `max_reuse_distance` elements: the last
-  layers stay between forward and backward, and in a small model all of them do.
+- `stage3.py`: the bucket and the part of the gradients are there for good. The float32 copy is made beside float32 parameters too
+  (`_create_fp32_partitions` compares a device with a name, which is never equal).
+- `partitioned_param_coordinator.py`: parameters are gathered by submodule. Every call of a submodule, be it a container without parameters
+  of its own, fetches another `prefetch_bucket_size` ahead, so that gathering runs ahead of use until `max_live_parameters` are there.
+  They are given back unless they are small (`param_persistence_threshold`: those always stay), or will be used again within
+  `max_reuse_distance` elements or what is already fetched ahead: the last layers stay between forward and backward, and in a model of
+  less than half a billion parameters all of them do.
 - Offload of the optimizer takes state, float32 copies and the part of the gradients to the host; ZeRO-3's of parameters their parts too.
 """
 
@@ -195,7 +198,7 @@ class Zero3(_Zero):
     def __init__(self, trace: Trace, parallel: Parallel) -> None:
         super().__init__(trace, parallel)
         hidden = parallel.hidden
-        self._prefetch = int(0.9 * hidden * hidden) if hidden else _PREFETCH_ELEMENTS
+        self._prefetch = min(int(0.9 * hidden * hidden) if hidden else _PREFETCH_ELEMENTS, parallel.live_elements)
         persistent = 10 * hidden if hidden else _PERSISTENT_ELEMENTS
         self._persistent = [each for each in self.reading.parameters if each.elements <= persistent]
         self._groups = by_stage(each for each in self.reading.parameters if each.elements > persistent)
@@ -216,8 +219,7 @@ class Zero3(_Zero):
         super().finish(phase, round_)
         if phase == "build":
             if not self.on_host:
-                if self.widened(self.trained_bytes) != self.trained_bytes:
-                    self.writer.bear(self.split(self.widened(self.trained_bytes)), "zero:master", "optimizer")
+                self.writer.bear(self.split(self.widened(self.trained_bytes)), "zero:master", "optimizer")
                 self.writer.bear(self.split(self.trained_bytes), "zero:gradients", "gradients")
             self.writer.bear(self.bucket_bytes, "zero:bucket")
             if self.parallel.ranks > 1:
@@ -235,7 +237,8 @@ class Zero3(_Zero):
                 self.writer.bear(parameter.size, "zero:gather") for parameter in self._groups[moment.stage]
             ]
         elif moment.phase in FORWARDS or moment.phase == "backward":
-            self._gathered[moment.stage] = [self.writer.bear(self._window(moment.stage), "zero:gather")]
+            size = max(self._window(moment.stage), self._ahead(moment))
+            self._gathered[moment.stage] = [self.writer.bear(size, "zero:gather")]
 
     def leave(self, moment: Moment) -> None:
         """Give it back, unless it is used again soon."""
@@ -251,7 +254,20 @@ class Zero3(_Zero):
 
     def _stays(self, stage: int) -> bool:
         behind = sum(each.elements for each in self.reading.parameters if each.stage > stage)
-        return 2 * behind < self.parallel.reuse_elements
+        return 2 * behind < max(self.parallel.reuse_elements, self.parallel.live_elements)
+
+    def _ahead(self, moment: Moment) -> int:
+        """What is gathered before it is used, where not all stays."""
+        to_come = [
+            parameter
+            for stage, parameters in self._groups.items()
+            if (stage <= moment.stage if moment.phase == "backward" else stage >= moment.stage) and stage not in self._gathered
+            for parameter in parameters
+        ]
+        staying = sum(each.elements for stage in self._gathered for each in self._groups[stage])
+        elements = sum(each.elements for each in to_come)
+        room = max(0, self.parallel.live_elements - staying)
+        return sum(each.size for each in to_come) * min(room, elements) // max(1, elements)
 
     def _window(self, stage: int) -> int:
         """The most that is gathered at once: a submodule's parameter, and those that follow it until the prefetch is full."""
