@@ -155,12 +155,25 @@ def test_what_is_frozen_is_split_by_those_who_split_parameters_and_has_no_gradie
     assert sum(reduced) == 2 * sum(parameter.size for parameter in read(_trace("lora")).trainable)  # two steps
 
 
+def _packed(splits_packed: bool) -> tuple[dict[int, int], dict[int, int]]:
+    """Bytes of what is kept in bytes, before and after FSDP2."""
+    before = {each.number: each.size for each in read(_trace("qlora")).parameters if each.item_bytes == 1}
+    new, sources = shard(_trace("qlora"), Parallel("fsdp", 4, splits_packed=splits_packed))
+    return before, {source: birth.size for birth, source in zip(new.births, sources, strict=True) if source in before}
+
+
 def test_fsdp_leaves_quantised_bytes_whole() -> None:
-    bytes_of = {each.number: each.size for each in read(_trace("qlora")).parameters if each.item_bytes == 1}
-    new, sources = shard(_trace("qlora"), Parallel("fsdp", 4))
-    kept = {source: birth.size for birth, source in zip(new.births, sources, strict=True) if source in bytes_of}
-    assert bytes_of
-    assert kept == bytes_of
+    before, after = _packed(splits_packed=False)
+    assert before
+    assert after == before
+
+
+def test_fsdp_splits_packed_weights_that_are_stored_as_floats_but_not_their_scales() -> None:
+    before, after = _packed(splits_packed=True)
+    whole = {number for number, size in after.items() if size == before[number]}
+    assert len(whole) == len(before) // 2
+    assert all(after[number] * 4 == before[number] for number in set(before) - whole)
+    assert sum(before[number] for number in whole) * 32 == sum(before[number] for number in set(before) - whole)
 
 
 @pytest.mark.parametrize("sharding", SPLITTING)

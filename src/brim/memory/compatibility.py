@@ -183,8 +183,8 @@ def _check_gpu(settings: Settings, gpu: GPU) -> None:
 def _parallel_warnings(settings: Settings) -> Iterator[str]:
     if settings.method == "qlora" and settings.sharding in {"zero3", "fsdp"}:
         yield _(
-            "QLoRA under {sharding} needs bnb_4bit_quant_storage in the compute dtype (bitsandbytes 0.43 or newer); "
-            "else its layers stay whole."
+            "QLoRA under {sharding} is taken with bnb_4bit_quant_storage in the compute dtype (bitsandbytes 0.43 or newer); "
+            "without it the 4-bit layers stay whole on every GPU, or fail."
         ).format(sharding=settings.sharding)
     if settings.optimizer in _EIGHT_BIT and settings.sharding in _ZERO:
         yield _("DeepSpeed takes an 8-bit optimizer only with zero_allow_untested_optimizer.")

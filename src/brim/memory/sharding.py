@@ -44,6 +44,8 @@ class Parallel:
     """The model's width, from which Hugging Face fills in DeepSpeed's `auto` buckets; None: DeepSpeed's own defaults."""
     gradient_as_bucket_view: bool = False
     """DDP: gradients live in the buckets."""
+    splits_packed: bool = True
+    """FSDP2: 4-bit weights are stored in a floating-point dtype (`bnb_4bit_quant_storage`), without which they cannot be split."""
     synchronise_each: bool = False
     """DDP and FSDP2: reduce after every micro-batch (accelerate's `sync_each_batch`) instead of once a step."""
     overlap: bool = False

@@ -25,8 +25,12 @@ from brim.memory.sharding_split import Split
 from brim.memory.sharding_walk import FORWARDS, Moment, Parameter, by_stage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from brim.memory.sharding import Parallel
     from brim.memory.stream import Trace
+
+_PACKED_BYTES_A_SCALE = 32
 
 
 class FullyShard(Split):
@@ -35,7 +39,8 @@ class FullyShard(Split):
     def __init__(self, trace: Trace, parallel: Parallel) -> None:
         super().__init__(trace, parallel, widens=parallel.master, on_host=parallel.offload != "none")
         reading = self.reading
-        self._groups = by_stage(each for each in reading.parameters if not self._is_ignored(each))
+        self._ignored = set(_left_whole(reading.parameters, splits_packed=parallel.splits_packed))
+        self._groups = by_stage(each for each in reading.parameters if each.number not in self._ignored)
         if reading.tied is not None:
             self._groups[reading.last] += self._groups.pop(0, [])
         self._flying: dict[int, int] = {}
@@ -47,14 +52,9 @@ class FullyShard(Split):
         self._shards: dict[int, int] = {}
         self._reducing = -1
 
-    @staticmethod
-    def _is_ignored(parameter: Parameter) -> bool:
-        """Accelerate leaves bitsandbytes' bytes out: they would not survive being split."""
-        return not parameter.trains and parameter.item_bytes == 1
-
     def parameter(self, parameter: Parameter) -> None:
         """A shard, of float32 where a master copy is wanted."""
-        if self._is_ignored(parameter):
+        if parameter.number in self._ignored:
             self.writer.copy(parameter.number)
         elif not self.on_host:
             widened = self.widened(parameter.size) if parameter.trains else parameter.size
@@ -156,3 +156,17 @@ class FullyShard(Split):
             self.writer.die(output)
         elif size:
             self._shards[stage] = output
+
+
+def _left_whole(parameters: Iterable[Parameter], *, splits_packed: bool) -> Iterator[int]:
+    """Numbers of what bitsandbytes keeps in bytes and every rank holds whole.
+
+    Accelerate leaves out bytes, which would not survive being split; packed weights that are stored as floating-point numbers it
+    takes. Their scales are no parameters for bitsandbytes, and are always whole: there is one for 64 weights, a byte for 32.
+    """
+    before = 0
+    for each in parameters:
+        if not each.trains and each.item_bytes == 1:
+            if not splits_packed or each.size * _PACKED_BYTES_A_SCALE in range(before, before + _PACKED_BYTES_A_SCALE):
+                yield each.number
+            before = each.size

@@ -21,6 +21,7 @@ Read from deepspeed/runtime/zero (0.19):
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from brim.memory.sharding_split import Split
@@ -237,8 +238,8 @@ class Zero3(_Zero):
                 self.writer.bear(parameter.size, "zero:gather") for parameter in self._groups[moment.stage]
             ]
         elif moment.phase in FORWARDS or moment.phase == "backward":
-            size = max(self._window(moment.stage), self._ahead(moment))
-            self._gathered[moment.stage] = [self.writer.bear(size, "zero:gather")]
+            sizes = max(self._window(moment.stage), self._ahead(moment), key=sum)
+            self._gathered[moment.stage] = [self.writer.bear(size, "zero:gather") for size in sizes]
 
     def leave(self, moment: Moment) -> None:
         """Give it back, unless it is used again soon."""
@@ -256,31 +257,32 @@ class Zero3(_Zero):
         behind = sum(each.elements for each in self.reading.parameters if each.stage > stage)
         return 2 * behind < max(self.parallel.reuse_elements, self.parallel.live_elements)
 
-    def _ahead(self, moment: Moment) -> int:
-        """What is gathered before it is used, where not all stays."""
+    def _ahead(self, moment: Moment) -> list[int]:
+        """What is gathered before it is used, where not all stays: parameter by parameter, the nearest first."""
+        backward = moment.phase == "backward"
         to_come = [
             parameter
-            for stage, parameters in self._groups.items()
-            if (stage <= moment.stage if moment.phase == "backward" else stage >= moment.stage) and stage not in self._gathered
-            for parameter in parameters
+            for stage in sorted(self._groups, reverse=backward)
+            if (stage <= moment.stage if backward else stage >= moment.stage) and stage not in self._gathered
+            for parameter in self._groups[stage]
         ]
         staying = sum(each.elements for stage in self._gathered for each in self._groups[stage])
-        elements = sum(each.elements for each in to_come)
         room = max(0, self.parallel.live_elements - staying)
-        return sum(each.size for each in to_come) * min(room, elements) // max(1, elements)
+        elements = accumulate(each.elements for each in to_come)
+        return [each.size for each, so_far in zip(to_come, elements, strict=True) if so_far <= room]
 
-    def _window(self, stage: int) -> int:
+    def _window(self, stage: int) -> list[int]:
         """The most that is gathered at once: a submodule's parameter, and those that follow it until the prefetch is full."""
         parameters = self._groups.get(stage, [])
-        most = 0
+        most: list[int] = []
         for index, parameter in enumerate(parameters):
-            size, ahead = parameter.size, 0
+            sizes, ahead = [parameter.size], 0
             for following in [*parameters[index + 1 :], *parameters[:index]]:
                 if ahead >= self._prefetch:
                     break
                 ahead += following.elements
-                size += following.size
-            most = max(most, size)
+                sizes.append(following.size)
+            most = max(most, sizes, key=sum)
         return most
 
     def _give_back(self, stage: int) -> None:
