@@ -60,7 +60,9 @@ class Saving:
     change: dict[str, str]
     """Settings and their new values."""
     saved_bytes: Bytes
-    peak_device_bytes: Bytes
+    """Of what the step needs."""
+    smallest_surviving_limit_bytes: Bytes
+    """What it would need then."""
     fits: bool
     same_step: bool
     """Whether the optimizer step stays the same: checkpointing or a smaller micro-batch change it by rounding only."""
@@ -86,7 +88,7 @@ class Estimate(MemoryPrediction, Record):
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     saving: Saving | None = None
-    """The one change that would save most, where it was looked for."""
+    """The one change that would save most; None where it was not looked for, as with `--json`, or nothing is worth saying."""
     elapsed_seconds: Seconds = 0.0
     brim_version: str = ""
 

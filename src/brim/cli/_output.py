@@ -70,6 +70,13 @@ def is_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
 
+def line_width() -> int:
+    """How wide a line may be."""
+    from rich.console import Console
+
+    return Console(file=sys.stdout).width if is_terminal() else _PIPE_COLUMNS
+
+
 @dataclass(frozen=True)
 class Column:
     """A column of a table; where the terminal is narrow, columns of the lowest `rank` go first, and rank 0 never goes."""
@@ -82,14 +89,13 @@ class Column:
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Table:
     """A table whose cells are never cut: what does not fit on the terminal is left out by whole columns."""
     from rich.cells import cell_len
-    from rich.console import Console
     from rich.table import Table
 
     widths = [
         max(cell_len(text) for text in (column.heading, *(row[index] for row in rows))) for index, column in enumerate(columns)
     ]
     kept = list(range(len(columns)))
-    room = Console(file=sys.stdout).width if is_terminal() else _PIPE_COLUMNS
+    room = line_width()
     while sum(widths[index] + 2 for index in kept) - 2 > room and any(columns[index].rank for index in kept):
         kept.remove(max(kept, key=lambda index: columns[index].rank))
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))

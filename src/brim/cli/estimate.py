@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from brim.cli._command import option, verb
-from brim.cli._output import Column, bar, grid, note, print_json, show, table, working
+from brim.cli._output import Column, bar, grid, line_width, note, print_json, show, table, working
 from brim.cli._step_options import DEVICE_OPTIONS, STEP_OPTIONS, given_settings, with_options
 from brim.locale import N_, _, sentences
 from brim.sizes import format_bytes, format_count
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from brim.memory.estimate import Question
     from brim.records import Estimate, Saving
 
-_BAR = 28
+_WIDEST_BAR, _NARROWEST_BAR = 28, 8
+_BESIDE_A_BAR = 52
+"""Columns that the words and figures of a row need at most."""
 
 
 @verb(
@@ -118,6 +120,14 @@ def _headline(answer: Estimate) -> str:
         settings.optimizer,
         _("{shape} tokens").format(shape=shape),
     ]
+    said = {
+        "flash2": settings.attention == "flash2",
+        _("chunked loss"): settings.loss != "standard",
+        _("unpadded"): not settings.padded,
+    }
+    words += [word for word, is_so in said.items() if is_so]
+    if settings.freeze:
+        words.append(_("frozen: {patterns}").format(patterns=" ".join(settings.freeze)))
     if settings.accumulation > 1:
         words.append(_("accumulation {count}").format(count=settings.accumulation))
     if settings.checkpointing != "none":
@@ -169,7 +179,8 @@ def _kinds(answer: Estimate) -> Table:
 
 def _share_bar(size: int, limit: int) -> str:
     """A bar against the limit; an arrow where it goes on."""
-    return bar(size / limit, width=_BAR) if size <= limit else "█" * (_BAR - 1) + "▶"
+    width = max(_NARROWEST_BAR, min(_WIDEST_BAR, line_width() - _BESIDE_A_BAR))
+    return bar(size / limit, width=width) if size <= limit else "█" * (width - 1) + "▶"
 
 
 def _facts(answer: Estimate) -> list[tuple[str, str]]:
@@ -182,12 +193,15 @@ def _facts(answer: Estimate) -> list[tuple[str, str]]:
     verdict = _("fits") if answer.fits else _("does not fit")
     if answer.retries:
         verdict += _(", but the allocator must give cached memory back {count} times").format(count=answer.retries)
+    reserved = ((_("Reserved"), format_bytes(answer.peak_reserved_bytes)), (_("Device"), format_bytes(answer.peak_device_bytes)))
     trains = f"{answer.trainable_parameters:,} ({answer.trainable_parameters / max(1, answer.total_parameters):.2%})"
     return [
-        (_("Allocated"), _("{size}, most in {phase}").format(size=format_bytes(answer.peak_allocated_bytes), phase=phase)),
-        (_("Reserved"), format_bytes(answer.peak_reserved_bytes)),
-        (_("Device"), format_bytes(answer.peak_device_bytes)),
-        (_("Verdict"), f"{verdict}: {limit}"),
+        (
+            _("Allocated"),
+            _("{size}, its peak in the phase {phase}").format(size=format_bytes(answer.peak_allocated_bytes), phase=phase),
+        ),
+        *(() if answer.device == "cpu" else reserved),
+        (_("Verdict"), _("{verdict}: {limit}").format(verdict=verdict, limit=limit)),
         (_("By phase"), by_phase),
         (_("Attention"), answer.attention_kernel),
         (_("Trains"), trains),
@@ -196,9 +210,11 @@ def _facts(answer: Estimate) -> list[tuple[str, str]]:
 
 def _saving(saving: Saving, *, fits_now: bool) -> str:
     flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in saving.change.items())
-    text = _("Saves most: {flags}: {saved} less, {total} on the device.").format(
-        flags=flags, saved=format_bytes(saving.saved_bytes), total=format_bytes(saving.peak_device_bytes)
+    opening = (
+        _("Saves most, and leaves the optimizer step as it is:") if saving.same_step else _("Saves most, by another recipe:")
     )
-    other = "" if saving.same_step else _("It changes the recipe.")
+    text = _("{flags}: {saved} less, {total} needed.").format(
+        flags=flags, saved=format_bytes(saving.saved_bytes), total=format_bytes(saving.smallest_surviving_limit_bytes)
+    )
     verdict = "" if fits_now else _("It then fits.") if saving.fits else _("It still does not fit.")
-    return sentences(text, verdict, other)
+    return sentences(opening, text, verdict)

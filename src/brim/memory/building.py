@@ -151,14 +151,19 @@ def _with_lora(model: Any, setup: Setup, device: str) -> Any:
 
 
 def _freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
-    """Freeze every parameter in whose name a pattern is found; a pattern that is found nowhere is a mistake."""
+    """Freeze every parameter in whose name a pattern is found; a pattern that is found nowhere, or changes nothing, is a mistake.
+
+    A plain word that names a module means that module: `encoder` is not a decoder's `encoder_attn`.
+    """
     named = dict(model.named_parameters())
     for pattern in patterns:
-        found = [name for name in named if re.search(pattern, name)]
+        found = [name for name in named if pattern in name.split(".")] or [name for name in named if re.search(pattern, name)]
         if not found:
             tops = ", ".join(sorted({".".join(name.split(".")[:2]) for name in named})[:8])
             text = _("--freeze {pattern!r} matches no parameter; their names begin with: {names}.")
             raise UsageError(text.format(pattern=pattern, names=tops))
+        if not any(named[name].requires_grad for name in found):
+            raise UsageError(_("--freeze {pattern!r} changes nothing: none of those parameters trains.").format(pattern=pattern))
         for name in found:
             named[name].requires_grad_(False)
 

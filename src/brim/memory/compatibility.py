@@ -42,24 +42,25 @@ _OFFSET = {"roberta": 2, "xlm-roberta": 2}
 
 def check(settings: Settings, config: Mapping[str, Any] | None, gpu: GPU | None) -> list[str]:
     """Raise what is refused; return what should be said. `gpu` is None for the CPU; `config` is None for a module without one."""
+    if gpu is None:
+        _check_cpu(settings)
+    else:
+        _check_gpu(settings, gpu)
     _check_words(settings)
     _check_parallel(settings)
     if config is not None:
         _check_config(config)
         _check_length(settings, config)
-    if gpu is None:
-        _check_cpu(settings)
-    else:
-        _check_gpu(settings, gpu)
     return [*_parallel_warnings(settings), *_precision_warnings(settings, gpu), *_length_warnings(settings, config)]
 
 
-def check_module(given: Settings) -> None:
+def check_module(given: Settings, *, has_step: bool) -> None:
     """What a module brings with it cannot be set from outside: better refused than passed over."""
+    settable = _OF_ANY_MODULE if has_step else _OF_ANY_MODULE | {"padded"}
     for field in fields(given):
-        if field.name not in _OF_ANY_MODULE and getattr(given, field.name) != field.default:
+        if field.name not in settable and getattr(given, field.name) != field.default:
             text = _("{name} is a property of the module itself: build it so.").format(name=field.name)
-            raise UsageError(text, hint=_("Of a module brim sets: {names}.").format(names=", ".join(sorted(_OF_ANY_MODULE))))
+            raise UsageError(text, hint=_("Of a module brim sets: {names}.").format(names=", ".join(sorted(settable))))
     if given.precision in {"bf16", "fp16"}:
         text = _("precision {word} holds the weights in half precision, and a module's dtype is its own.").format(
             word=given.precision

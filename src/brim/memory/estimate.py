@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from brim.errors import UsageError
 from brim.locale import _
@@ -26,6 +26,7 @@ from brim.memory.where import Where, find_where
 from brim.records import Estimate
 from brim.workload.resolve import Model, find_model
 from brim.workload.settings import DEFAULT_RANK, Settings, read_settings
+from brim.workload.words import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +46,7 @@ def estimate(
     model: str | os.PathLike[str] | Model | nn.Module,
     *,
     gpu: GPU | str | None = None,
-    memory: int | None = None,
+    memory: int | str | None = None,
     device: Literal["cpu", "cuda"] | None = None,
     step: Callable[[nn.Module, int, int], Any] | None = None,
     trust_remote_code: bool = False,
@@ -57,8 +58,8 @@ def estimate(
     `model` is what MODEL means on the command line, or any `torch.nn.Module`. A module needs `step(model, micro_batch, seq_len)`, which
     computes the loss of one micro-batch from tensors that it makes itself, without a device: it runs on tensors without memory.
 
-    `gpu` is a name of the catalogue (`"t4"`, `"rtx-3090*2"`), `memory` a limit in bytes, `device="cpu"` the CPU. `settings` are the fields
-    of `brim.Settings`: `method="lora"`, `micro_batch=4`, `seq_len=1024`, `precision="amp-bf16"`, ...
+    `gpu` is a name of the catalogue (`"t4"`, `"rtx-3090*2"`), `memory` a limit (bytes, or `"12GiB"`), `device="cpu"` the CPU.
+    `settings` are the fields of `brim.Settings`: `method="lora"`, `micro_batch=4`, `seq_len=1024`, `precision="amp-bf16"`, ...
     """
     where = find_where(gpu, memory, device)
     if where is None:
@@ -107,7 +108,7 @@ class Question:
         began = time.perf_counter()
         warnings = check(self.settings, self.config, self.where.gpu)
         if self.config is None:
-            check_module(self.given)
+            check_module(self.given, has_step=self.step is not None)
         around = self.where.outside(self.settings.ranks)
         held = {} if held is None else held
         key = self.where.target, around
@@ -246,7 +247,8 @@ class _Needs:
     def by_kind(self, walk: Walk) -> dict[str, int]:
         """Kinds at the peak, then what is reserved beyond them and held beyond that."""
         kinds = walk.by_kind(walk.peak_event())
-        return kinds | {"fragmentation": self.reserved - self.allocated, "context": self.device - self.reserved}
+        absent = {kind: 0 for kind in get_args(Kind) if kind not in kinds}
+        return {**kinds, **absent, "fragmentation": self.reserved - self.allocated, "context": self.device - self.reserved}
 
 
 def _fill(settings: Settings, model: object, where: Where) -> Settings:

@@ -14,6 +14,7 @@ from torch import nn
 
 from brim.errors import BrimError, RunError, UnsupportedError, UsageError
 from brim.locale import _
+from brim.memory.building import refusals
 from brim.memory.reference import Stage, Traced
 from brim.memory.values import DataDependentError
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from brim.memory.setup import Target
+    from brim.memory.trace import Tracer
     from brim.workload.settings import Settings
 
     Step = Callable[[nn.Module, int, int], Any]
@@ -43,14 +45,44 @@ def without_memory(module: nn.Module) -> nn.Module:
 
 def trace_module(module: nn.Module, step: Step | None, settings: Settings, target: Target) -> tuple[Traced, bool]:
     """Two steps of the module; and whether the step asked for values of tensors, which a trace has not."""
+    if step is None:
+        return _trace_as_transformers(without_memory(module), settings, target), False
     for scalar in (None, True):
         fresh = without_memory(module)
         fresh.train()
         try:
-            return _trace(fresh, step or _own_loss, settings, target, scalar), scalar is not None
+            return _trace(fresh, step, settings, target, scalar), scalar is not None
         except DataDependentError:
             continue
     raise UnsupportedError(_("The step depends on the values of tensors, and a trace has none."))
+
+
+def _trace_as_transformers(module: Any, settings: Settings, target: Target) -> Traced:
+    """A module that is called as transformers' are: token ids, labels and a mask in, an output with a loss out."""
+    vocabulary = getattr(getattr(module, "config", None), "vocab_size", None)
+    if vocabulary is None:
+        text = _("{name} is no model of transformers, so brim does not know how to call it.").format(name=type(module).__name__)
+        raise UsageError(text, hint=_("In Python: brim.estimate(module, step=...); docs/estimate.md shows how."))
+    module.train()
+    batch: dict[str, Any] = {}
+
+    def prepare(tracer: Tracer) -> None:
+        with torch.device("meta"):
+            tokens = torch.randint(0, max(2, int(vocabulary)), (settings.micro_batch, settings.seq_len or 1))
+            batch.update(input_ids=tokens, labels=tokens.clone())
+            if settings.padded:
+                batch["attention_mask"] = torch.ones_like(tokens)
+        tracer.adopt(batch.values(), "buffers")
+        if settings.padded:
+            tracer.values.deny(batch["attention_mask"])
+
+    def forward() -> torch.Tensor:
+        loss: torch.Tensor = module(**batch, use_cache=False).loss
+        return loss
+
+    stage = Stage(module, target, settings.precision, scalar=True)
+    with refusals():
+        return stage.run(settings, forward, prepare=prepare, evaluate=lambda _tracer, _round: batch.clear())
 
 
 def _trace(module: nn.Module, step: Step, settings: Settings, target: Target, scalar: bool | None) -> Traced:
@@ -73,10 +105,3 @@ def _trace(module: nn.Module, step: Step, settings: Settings, target: Target, sc
 
     stage = Stage(module, target, settings.precision, scalar=scalar)
     return stage.run(settings, forward, prepare=lambda _tracer: None, evaluate=lambda _tracer, _round: None)
-
-
-def _own_loss(module: Any, micro_batch: int, length: int) -> Any:
-    """For a module that is called as transformers' are: token ids and labels in, an output with a loss out."""
-    vocabulary = getattr(getattr(module, "config", None), "vocab_size", 2)
-    tokens = torch.randint(0, max(2, int(vocabulary)), (micro_batch, length))
-    return module(input_ids=tokens, labels=tokens)

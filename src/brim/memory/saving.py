@@ -1,8 +1,8 @@
 """The one change that would save most.
 
-Changes that leave the optimizer step as it is (checkpointing, a chunked loss, half the micro-batch with twice the accumulation) come first;
-another optimizer, method or precision is another recipe, and is looked at only where the first kind does not make the step fit. What a
-change could save at most is known from the kinds at the peak, so that few of them need an estimate of their own.
+Changes that leave the optimizer step as it is (checkpointing, a chunked loss, a fused optimizer, smaller micro-batches and more of them)
+come first; another optimizer, method or precision is another recipe, and is looked at only where the first kind does not make the step
+fit. What a change could save at most is known from the kinds at the peak, so that few of them need an estimate of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from brim.memory.estimate import Question
 
 _WORTH = 0.02
-"""Of the device's bytes: a smaller saving is not worth a sentence."""
+"""Of what is needed: a smaller saving is not worth a sentence."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,10 @@ class Change:
 
 def best_saving(question: Question, answer: Estimate) -> Saving | None:
     """Try the promising changes; None where nothing saves anything worth saying."""
+    gpu = question.where.gpu
+    has_bf16 = gpu is None or gpu.bf16 or gpu.vendor == "unknown"
     for same_step in (True, False):
-        changes = [change for change in _changes(answer) if change.same_step is same_step]
+        changes = [change for change in _changes(answer, has_bf16=has_bf16) if change.same_step is same_step]
         best = _best(question, answer, sorted(changes, key=lambda change: -change.most_bytes))
         if best is not None and (best.fits or not same_step):
             return best
@@ -43,7 +45,8 @@ def best_saving(question: Question, answer: Estimate) -> Saving | None:
 
 def _best(question: Question, answer: Estimate, changes: list[Change]) -> Saving | None:
     best: Saving | None = None
-    least = _WORTH * answer.peak_device_bytes
+    now = answer.smallest_surviving_limit_bytes
+    least = _WORTH * now
     for change in changes:
         if change.most_bytes <= (best.saved_bytes if best is not None else least):
             continue
@@ -51,20 +54,20 @@ def _best(question: Question, answer: Estimate, changes: list[Change]) -> Saving
             changed = replace(question, settings=replace(question.settings, **change.settings)).answer()
         except BrimError:
             continue
-        saved = answer.peak_device_bytes - changed.peak_device_bytes
+        saved = now - changed.smallest_surviving_limit_bytes
         if saved > (best.saved_bytes if best is not None else least):
             words = {name: str(value) for name, value in change.settings.items()}
             best = Saving(
                 change=words,
                 saved_bytes=saved,
-                peak_device_bytes=changed.peak_device_bytes,
+                smallest_surviving_limit_bytes=changed.smallest_surviving_limit_bytes,
                 fits=changed.fits,
                 same_step=change.same_step,
             )
     return best
 
 
-def _changes(answer: Estimate) -> Iterator[Change]:
+def _changes(answer: Estimate, *, has_bf16: bool) -> Iterator[Change]:
     settings = answer.settings
     at_peak: dict[str, int] = {str(kind): size for kind, size in answer.by_kind.items()}
     passing = sum(at_peak.get(kind, 0) for kind in ("activations", "logits", "temporary"))
@@ -75,10 +78,12 @@ def _changes(answer: Estimate) -> Iterator[Change]:
         yield Change({"attention": "sdpa"}, passing, same_step=True)
     if settings.loss == "standard" and settings.task == "causal-lm":
         yield Change({"loss": "chunked"}, at_peak.get("logits", 0) + at_peak.get("temporary", 0), same_step=True)
-    if settings.micro_batch > 1:
-        half = {"micro_batch": -(-settings.micro_batch // 2), "accumulation": settings.accumulation * 2}
-        if settings.micro_batch % 2 == 0:
-            yield Change(half, passing / 2, same_step=True)
+    divisor = next((each for each in range(2, settings.micro_batch + 1) if settings.micro_batch % each == 0), None)
+    if divisor is not None:
+        smaller = {"micro_batch": settings.micro_batch // divisor, "accumulation": settings.accumulation * divisor}
+        yield Change(smaller, passing * (1 - 1 / divisor), same_step=True)
+    if settings.optimizer in {"adamw", "adamw-loop"} and settings.offload == "none":
+        yield Change({"optimizer": "adamw-fused"}, at_peak.get("temporary", 0), same_step=True)
     held = {kind: at_peak.get(kind, 0) for kind in ("parameters", "gradients", "optimizer", "temporary")}
     if settings.optimizer in {"adamw", "adamw-fused", "adamw-loop"}:
         yield Change({"optimizer": "adamw-8bit"}, held["optimizer"] + held["temporary"], same_step=False)
@@ -86,5 +91,5 @@ def _changes(answer: Estimate) -> Iterator[Change]:
         yield Change({"method": "lora", "lora_rank": 8}, sum(held.values()) - held["parameters"] * 0.9, same_step=False)
     if settings.method == "lora":
         yield Change({"method": "qlora"}, 0.8 * held["parameters"], same_step=False)
-    if settings.precision == "fp32" and settings.method == "full":
-        yield Change({"precision": "bf16"}, 0.5 * answer.peak_device_bytes, same_step=False)
+    if settings.precision == "fp32" and settings.method == "full" and has_bf16:
+        yield Change({"precision": "bf16"}, 0.5 * answer.smallest_surviving_limit_bytes, same_step=False)

@@ -12,6 +12,7 @@ from brim.machine.catalogue import find_gpu, generic_gpu
 from brim.machine.records import GPU
 from brim.memory.outside import Outside, outside
 from brim.memory.setup import Target
+from brim.sizes import MIB, parse_size
 
 DEFAULT_GPUS = ("t4", "rtx-3090", "rtx-4090", "a100-80gb")
 """The rows of an answer where nothing was said and no accelerator is here."""
@@ -56,8 +57,9 @@ class Where:
         return outside(self.compute_capability, gpus=ranks)
 
 
-def find_where(gpu: GPU | str | None, memory: int | None, device: Literal["cpu", "cuda"] | None) -> Where | None:
+def find_where(gpu: GPU | str | None, memory: int | str | None, device: Literal["cpu", "cuda"] | None) -> Where | None:
     """What was said; None where nothing was said and no accelerator is here."""
+    memory = _read_limit(memory)
     if device == "cpu":
         if gpu is not None:
             raise UsageError(_("--device cpu and --gpu contradict each other."))
@@ -74,6 +76,16 @@ def find_where(gpu: GPU | str | None, memory: int | None, device: Literal["cpu",
     if device == "cuda":
         raise UsageError(_("--device cuda, and no GPU is found here."), hint=_("Name one: --gpu t4."))
     return _card(generic_gpu(memory), memory) if memory is not None else None
+
+
+def _read_limit(memory: int | str | None) -> int | None:
+    if memory is None:
+        return None
+    limit = parse_size(memory)
+    if limit < MIB:
+        text = _("A limit of {count} bytes holds nothing.").format(count=limit)
+        raise UsageError(text, hint=_("Did you mean {count}GiB?").format(count=limit))
+    return limit
 
 
 def default_places() -> list[Where]:
