@@ -155,6 +155,17 @@ def test_what_is_frozen_is_split_by_those_who_split_parameters_and_has_no_gradie
     assert sum(reduced) == 2 * sum(parameter.size for parameter in read(_trace("lora")).trainable)  # two steps
 
 
+def test_zero3_steps_through_its_part_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    from brim.memory import sharding_zero
+
+    def in_step(trace: Trace) -> int:
+        return max(live for place, live in trace.peaks().items() if place.phase == "optimizer")
+
+    whole = in_step(_sharded("full", "zero3"))
+    monkeypatch.setattr(sharding_zero, "_GROUP_ELEMENTS", 10_000)
+    assert in_step(_sharded("full", "zero3")) < whole
+
+
 def _packed(splits_packed: bool) -> tuple[dict[int, int], dict[int, int]]:
     """Bytes of what is kept in bytes, before and after FSDP2."""
     before = {each.number: each.size for each in read(_trace("qlora")).parameters if each.item_bytes == 1}

@@ -34,9 +34,21 @@ _SETTINGS: dict[str, Any] = {
 class Option(click.Option):
     """An option whose help is translated when shown, and which a config file may spell in further ways."""
 
-    def __init__(self, *names: Any, config_names: Sequence[str] = (), **settings: Any) -> None:
+    def __init__(
+        self,
+        *names: Any,
+        config_names: Sequence[str] = (),
+        config_words: Mapping[str, Mapping[Any, Any]] | None = None,
+        **settings: Any,
+    ) -> None:
+        """Declare an option.
+
+        `config_names` are further names for it in config files; `config_words` are names whose values have words of their own: for each the
+        word of brim, or None where it says nothing (`fp16: false`).
+        """
         super().__init__(*names, **settings)
         self.config_names = tuple(config_names)
+        self.config_words = dict(config_words or {})
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """The two columns of help, in the language in force."""

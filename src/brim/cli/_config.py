@@ -34,6 +34,10 @@ def defaults_from(path: str, command: click.Command, ctx: click.Context) -> dict
     unused = []
     for key, value in settings.items():
         parameter = own.get(key.replace("-", "_"))
+        if parameter is not None:
+            value = _in_our_words(path, key, value, parameter)
+            if value is None:
+                continue
         if parameter is None:
             if key.replace("-", "_") not in _known_anywhere():
                 raise ConfigError(_unknown_key(path, key, own))
@@ -46,6 +50,7 @@ def defaults_from(path: str, command: click.Command, ctx: click.Context) -> dict
         spelled[parameter.name] = key
         if value is not None:
             _check(path, key, value, parameter, ctx)
+            value = [value] if parameter.multiple and isinstance(value, str) else value
             defaults[parameter.name] = not value if _is_negative(key, parameter) else value
     if unused:
         text = _("{path}: not used by `brim {verb}`: {keys}.")
@@ -116,9 +121,24 @@ def _names(command: click.Command) -> dict[str, click.Parameter]:
         flags = [
             flag.lstrip("-").replace("-", "_") for flag in parameter.opts + parameter.secondary_opts if flag.startswith("--")
         ]
-        for name in (parameter.name, *flags, *getattr(parameter, "config_names", ())):
+        for name in (parameter.name, *flags, *getattr(parameter, "config_names", ()), *getattr(parameter, "config_words", {})):
             names[name] = parameter
     return names
+
+
+def _in_our_words(path: str, key: str, value: Any, parameter: click.Parameter) -> Any:
+    """What a name that Transformers gives a setting, with words of its own, means here; None where it says nothing."""
+    words = getattr(parameter, "config_words", {}).get(key.replace("-", "_"))
+    if words is None:
+        return value
+    if not isinstance(value, str | bool) or value not in words:
+        known = ", ".join(str(word).lower() if isinstance(word, bool) else str(word) for word in words)
+        raise ConfigError(
+            _("{path}: {key}: {value!r} has no counterpart here; {known} have.").format(
+                path=path, key=key, value=value, known=known
+            )
+        )
+    return words[value]
 
 
 def _is_negative(key: str, parameter: click.Parameter) -> bool:
@@ -142,6 +162,8 @@ def _unknown_key(path: str, key: str, own: Mapping[str, click.Parameter]) -> str
 
 def _check(path: str, key: str, value: Any, parameter: click.Parameter, ctx: click.Context) -> None:
     """Let the option's own type judge the value, and name the file instead of a flag that nobody typed."""
+    if parameter.multiple and isinstance(value, str):
+        value = [value]
     takes_lists = parameter.multiple or parameter.nargs != 1 or getattr(parameter.type, "takes_lists", False)
     if isinstance(value, dict) or (isinstance(value, list) and not takes_lists):
         text = _("{path}: {key} takes one value, and the file gives {found}.")

@@ -47,6 +47,13 @@ class Words(click.ParamType[tuple[str, ...]]):
         return tuple(part.strip() for part in parts if part.strip())
 
 
+_OPTIM = {
+    "adamw_torch": "adamw", "adamw_torch_fused": "adamw-fused", "adamw_bnb_8bit": "adamw-8bit", "adamw_8bit": "adamw-8bit",
+    "paged_adamw_8bit": "paged-adamw-8bit", "adafactor": "adafactor", "sgd": "sgd", "lion_32bit": "lion",
+}  # fmt: skip
+"""`optim` of Transformers' TrainingArguments."""
+_ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash2"}
+
 STEP_OPTIONS = (
     option("--task", type=click.Choice(get_args(Task)), help=N_("What the model learns. Default: the model's own task.")),
     option("--method", type=click.Choice(get_args(Method)), help=N_("Which weights train. Default: full.")),
@@ -97,14 +104,27 @@ STEP_OPTIONS = (
     option(
         "--precision",
         type=click.Choice(get_args(Precision)),
+        config_words={"bf16": {True: "amp-bf16", False: None}, "fp16": {True: "amp-fp16", False: None}},
         help=N_("bf16, fp16: weights in half precision; amp-*: autocast. Default: fp32."),
     ),
-    option("--optimizer", type=click.Choice(get_args(Optimizer)), help=N_("Default: adamw, as torch picks it on the device.")),
     option(
-        "--checkpointing", type=Checkpoints(), metavar="none|full|every:N", help=N_("Activation checkpointing. Default: none.")
+        "--optimizer",
+        type=click.Choice(get_args(Optimizer)),
+        config_words={"optim": _OPTIM},
+        help=N_("Default: adamw, as torch picks it on the device."),
     ),
     option(
-        "--attention", type=click.Choice(get_args(Attention)), help=N_("Default: sdpa, or eager where the model has no sdpa.")
+        "--checkpointing",
+        type=Checkpoints(),
+        config_words={"gradient_checkpointing": {True: "full", False: "none"}},
+        metavar="none|full|every:N",
+        help=N_("Activation checkpointing. Default: none."),
+    ),
+    option(
+        "--attention",
+        type=click.Choice(get_args(Attention)),
+        config_words={"attn_implementation": _ATTENTION},
+        help=N_("Default: sdpa, or eager where the model has no sdpa."),
     ),
     option(
         "--padded/--unpadded", default=None, help=N_("Whether a mask with zeros reaches the attention kernels. Default: padded.")

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 # deepspeed/runtime/zero/config.py: elements.
 _REDUCE_ELEMENTS = 500_000_000
 _PREFETCH_ELEMENTS = 50_000_000
+# deepspeed/runtime/zero/config.py, `sub_group_size`.
+_GROUP_ELEMENTS = 1_000_000_000
 _PERSISTENT_ELEMENTS = 100_000
 # deepspeed/runtime/zero/utils.py, `get_norm_dtype`.
 _NORM_BYTES = 8
@@ -108,17 +110,22 @@ class _Zero(Split):
     def flat_step(self, norm_elements: int) -> int:
         """Norms, then the part's gradients as one tensor, then the optimizer on it; the gradients' number is returned."""
         self.writer.transient(norm_elements * _NORM_BYTES, "zero:norm", "temporary")
-        part = self.split(self.trained_bytes)
-        return self.writer.bear(part, "zero:flat-gradients", "gradients")
+        return self.writer.bear(self.at_once(self.split(self.trained_bytes)), "zero:flat-gradients", "gradients")
+
+    def at_once(self, part_bytes: int) -> int:
+        """How much of a rank's part the step works on at a time."""
+        return part_bytes
 
     def flat_update(self, flat: int) -> None:
         """In float32, with the temporaries that the optimizer's step has per element."""
         wide = flat
         if self.widened(self.trained_bytes) != self.trained_bytes:
-            wide = self.writer.bear(self.split(self.widened(self.trained_bytes)), "zero:flat-gradients", "gradients")
+            wide = self.writer.bear(
+                self.at_once(self.split(self.widened(self.trained_bytes))), "zero:flat-gradients", "gradients"
+            )
             self.writer.die(flat)
         base = self.trained_bytes if self.reading.steps_all_at_once else self.largest_elements * self._item_bytes
-        part = self.split(self.widened(self.trained_bytes))
+        part = self.at_once(self.split(self.widened(self.trained_bytes)))
         self.released()
         self.writer.transient(part * self.reading.step_bytes // max(1, base), "zero:step", "temporary")
         self.writer.die(wide)
@@ -214,6 +221,11 @@ class Zero3(_Zero):
         """The step begins with norms and flat gradients."""
         if phase == "optimizer" and not self.on_host:
             self.flat_update(self.flat_step(self.split(self.largest_elements)))
+
+    def at_once(self, part_bytes: int) -> int:
+        """One group of the part after the other (deepspeed/runtime/zero/stage3.py, `_create_fp16_sub_groups`)."""
+        elements = self.split(self.trained_bytes) // self._item_bytes
+        return part_bytes * min(_GROUP_ELEMENTS, elements) // max(1, elements)
 
     def finish(self, phase: str, round_: int) -> None:
         """What is there for good is made when the model is built; whatever is gathered at the end of backward is given back."""
