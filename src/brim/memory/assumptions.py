@@ -22,7 +22,12 @@ def assumptions(
     given: Settings, settings: Settings, where: Where, config: Mapping[str, Any] | None, obtained: Obtained
 ) -> Iterator[str]:
     """Sentences, what the user left out first."""
-    yield from _left_out(given, settings, obtained)
+    yield from _left_out(given, settings, obtained, has_config=config is not None)
+    if where.gpu is not None and "math" in obtained.facts.kernels:
+        yield _(
+            "SDPA takes the math kernel here, which holds the scores of all pairs of tokens: the fused ones refuse this card with these "
+            "heads, mask or dtype."
+        )
     if "all-linear" in obtained.facts.notes:
         yield _("peft has no default modules for this model: every linear layer gets adapters.")
     if "head-not-quantised" in obtained.facts.notes:
@@ -50,12 +55,12 @@ def assumptions(
     yield context + _("; nothing else runs on the card.")
 
 
-def _left_out(given: Settings, settings: Settings, obtained: Obtained) -> Iterator[str]:
+def _left_out(given: Settings, settings: Settings, obtained: Obtained, *, has_config: bool) -> Iterator[str]:
     if given.seq_len is None:
         yield _("{length} tokens a sequence: no --seq-len was given.").format(length=settings.seq_len)
     if given.target_len is None and settings.target_len is not None:
         yield _("Targets are as long as sources, {length} tokens: no --target-len was given.").format(length=settings.target_len)
-    if given.task is None:
+    if given.task is None and has_config:
         yield _("Task: {task}.").format(task=settings.task)
     if given.sharding is None and settings.ranks > 1:
         yield _("{count} GPUs train with DDP: no --sharding was given.").format(count=settings.ranks)
@@ -72,6 +77,8 @@ def _of_the_model(config: Mapping[str, Any] | None) -> Iterator[str]:
 def _of_the_engine(settings: Settings) -> Iterator[str]:
     if settings.method == "qlora":
         yield _("4-bit base: nf4 with double quantisation, prepared by prepare_model_for_kbit_training.")
+    if settings.method == "lora-8bit":
+        yield _("8-bit base: as bitsandbytes computes it, which holds the input of every quantised layer until its backward.")
     if settings.optimizer == "paged-adamw-8bit":
         yield _("The paged optimizer's state counts as paged out to the host.")
     if settings.sharding in {"zero1", "zero2", "zero3"}:

@@ -80,6 +80,7 @@ def refusals() -> Iterator[None]:
         if isinstance(error, BrimError):
             raise
         said = " ".join(str(error).split()) or type(error).__name__
+        said = said.partition("Model type should be one of")[0].strip()
         hint = _("Name them: --lora-targets q_proj,v_proj, or all-linear.") if "target_modules" in said else None
         raise UnsupportedError(
             _("This model cannot be built like that: {reason}").format(reason=said[:600]), hint=hint
@@ -107,7 +108,11 @@ def _from_config(setup: Setup) -> Any:
         "classification": transformers.AutoModelForSequenceClassification,
     }[setup.task]
     asked = {"attn_implementation": setup.attention} if setup.attention in {"eager", "sdpa"} else {}
-    model = automatic.from_config(read_config(setup), dtype=base_dtype(setup), **asked)
+    config = read_config(setup)
+    if type(config) not in automatic._model_mapping:
+        text = _("transformers has no model of the type {kind} for the task {task}.")
+        raise UnsupportedError(text.format(kind=config.model_type, task=setup.task))
+    model = automatic.from_config(config, dtype=base_dtype(setup), **asked)
     untie_output(model, setup.config)
     _keep_in_float32(model, base_dtype(setup))
     return model

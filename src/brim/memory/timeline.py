@@ -32,6 +32,9 @@ def check_path(path: str) -> None:
     if Path(path).suffix.lower() not in _FORMATS:
         text = _("--timeline {path}: the name must end in .json, .csv or .svg.").format(path=path)
         raise UsageError(text)
+    if not Path(path).absolute().parent.is_dir():
+        text = _("--timeline {path}: there is no folder {folder}.").format(path=path, folder=Path(path).parent)
+        raise UsageError(text)
 
 
 @dataclass(frozen=True)
@@ -105,5 +108,5 @@ def write_timeline(question: Question, path: str) -> Path:
     if suffix == ".svg":
         from brim.memory.drawing import draw
 
-        return write_atomically(path, draw(timeline, question.name))
+        return write_atomically(path, draw(timeline, f"{question.name}, {question.where.label}"))
     return write_atomically(path, timeline.to_json() if suffix == ".json" else timeline.to_csv())
