@@ -147,9 +147,70 @@ def test_a_damaged_cache_is_traced_again(tmp_path: Path, monkeypatch: pytest.Mon
     first = brim.estimate(model, gpu="t4", seq_len=256)
     files = list((tmp_path / "cache" / "memory").glob("*.npz"))
     assert files
-    for path in files:
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    assert brim.estimate(model, gpu="t4", seq_len=256).by_kind == first.by_kind
+    for damage in (
+        lambda content: content[: len(content) // 2],
+        lambda content: content[:-9] + b"x" + content[-8:],
+        lambda _content: b"",
+    ):
+        for path in files:
+            path.write_bytes(damage(path.read_bytes()))
+        assert brim.estimate(model, gpu="t4", seq_len=256).by_kind == first.by_kind
+
+
+def test_a_window_that_stands_in_no_config_is_known(tmp_path: Path) -> None:
+    mistral = {**LLAMA, "model_type": "mistral", "architectures": ["MistralForCausalLM"], "max_position_embeddings": 32768}
+    said = brim.estimate(
+        folder(tmp_path, mistral, sliding_window=4096), gpu="a100-80gb", precision="bf16", padded=False, seq_len=8192
+    )
+    silent = brim.estimate(folder(tmp_path, mistral), gpu="a100-80gb", precision="bf16", padded=False, seq_len=8192)
+    assert silent.by_kind == said.by_kind
+    assert silent.attention_kernel == "efficient"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"vocab_size": "300"}, "positive integer"),
+        ({"num_hidden_layers": 1_000_000}, "more layers than any model"),
+        ({"hidden_size": -64}, "positive integer"),
+        ({"model_type": "no_such_type"}, "no_such_type"),
+        ({"text_config": 3}, "mapping"),
+        ({"rope_scaling": 7}, ""),
+        ({"pad_token_id": 10**6}, ""),
+    ],
+)
+def test_a_bad_config_is_one_sentence(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(brim.BrimError) as caught:
+        brim.estimate(folder(tmp_path, LLAMA, **changes), gpu="t4", seq_len=128)
+    assert caught.value.exit_code == 2
+    assert said in str(caught.value)
+
+
+def test_what_is_no_model_and_what_no_device_holds_is_refused(tmp_path: Path) -> None:
+    number: Any = 5
+    with pytest.raises(brim.UsageError, match="int is not a model"):
+        brim.estimate(number, gpu="t4")
+    with pytest.raises(brim.UsageError, match="tokens in one micro-batch"):
+        brim.estimate(folder(tmp_path, LLAMA), gpu="t4", seq_len=10**7, micro_batch=1000)
+
+
+def test_large_models_take_little_of_the_host() -> None:
+    program = (
+        "import resource, brim\n"
+        "for name in ('llama-3-70b', 'mixtral-8x7b'):\n"
+        "    answer = brim.estimate(name, gpu='a100-80gb', precision='bf16', checkpointing='full', cache=False)\n"
+        "    assert answer.assumptions\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(ended.stdout) < 2 << 20
+
+
+def test_one_rank_with_its_parameters_on_the_host_still_brings_them(tmp_path: Path) -> None:
+    answer = brim.estimate(
+        folder(tmp_path, LLAMA), gpu="t4", sharding="zero3", offload="parameters", precision="bf16", seq_len=128
+    )
+    assert answer.by_kind["communication"] + answer.by_kind["parameters"] > answer.total_parameters
 
 
 def test_a_cache_that_cannot_be_written_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,9 +42,12 @@ class Words(click.ParamType[tuple[str, ...]]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
         """The names."""
-        del param, ctx
-        parts = value.split(",") if isinstance(value, str) else list(value)
-        return tuple(part.strip() for part in parts if part.strip())
+        from brim.locale import _
+
+        parts = value.split(",") if isinstance(value, str) else [str(part) for part in value]
+        if not parts or not all(part.strip() for part in parts):
+            self.fail(_("a name is empty."), param, ctx)
+        return tuple(part.strip() for part in parts)
 
 
 _OPTIM = {

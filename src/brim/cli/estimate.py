@@ -9,6 +9,7 @@ import click
 from brim.cli._command import option, verb
 from brim.cli._output import Column, bar, grid, line_width, note, print_json, show, table, working
 from brim.cli._step_options import DEVICE_OPTIONS, STEP_OPTIONS, given_settings, with_options
+from brim.errors import UsageError
 from brim.locale import N_, _, sentences
 from brim.sizes import format_bytes, format_count
 
@@ -59,6 +60,9 @@ def command(
 
         check_path(timeline)
     where = find_where(gpu, memory, device)
+    if where is not None and where.count is not None and options["gpus"] not in {None, where.count}:
+        text = _("--gpu names {named} GPUs, and --gpus says {said}.")
+        raise UsageError(text.format(named=where.count, said=options["gpus"]))
     places = [where] if where is not None else default_places()
     found = find_model(model, trust_remote_code=trust_remote_code)
     questions = [Question.ask(found, settings, place) for place in places]

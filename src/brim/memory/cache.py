@@ -1,7 +1,7 @@
 """Traces on disk: plain arrays in `.npz` files, named by all that shapes them, read without torch and without pickle.
 
 The name of a file is a hash of the question, of the versions of the libraries that were traced, and of this room's own source: an answer is
-found only if asking again would give the same. A file that is damaged counts as absent. What cannot be written is not kept, and nothing
+found only if asking again would give the same. What cannot be written is not kept, and nothing
 else happens. The folder stays below `MOST_BYTES`; the files that were not used for longest go first.
 """
 
@@ -13,7 +13,6 @@ import io
 import json
 import os
 import tempfile
-import zipfile
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     Arrays = dict[str, NDArray[Any]]
 
 MOST_BYTES = 256 << 20
+_DIGEST = hashlib.sha256().digest_size
+"""A file begins with the hash of what follows: a damaged one counts as absent."""
 _LIBRARIES = ("torch", "transformers", "peft")
 
 
@@ -42,10 +43,13 @@ def load(key: str) -> Arrays | None:
     """The arrays of an answer; None where there is none that can be read."""
     path = _folder() / f"{key}.npz"
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        content = path.read_bytes()
+    except OSError:
         return None
+    if len(content) <= _DIGEST or hashlib.sha256(content[_DIGEST:]).digest() != content[:_DIGEST]:
+        return None
+    with np.load(io.BytesIO(content[_DIGEST:]), allow_pickle=False) as stored:
+        arrays = {name: stored[name] for name in stored.files}
     with contextlib.suppress(OSError):
         os.utime(path)
     return arrays
@@ -63,7 +67,7 @@ def store(key: str, arrays: Arrays) -> None:
         descriptor, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=folder)
         temporary = Path(name)
         with os.fdopen(descriptor, "wb") as stream:
-            stream.write(buffer.getvalue())
+            stream.write(hashlib.sha256(buffer.getvalue()).digest() + buffer.getvalue())
         temporary.replace(folder / f"{key}.npz")
         _prune(folder)
     except OSError:

@@ -6,6 +6,7 @@ step that cannot run would be worse than none.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,18 @@ from brim.locale import _
 from brim.workload.settings import DEFAULT_LENGTH, check_patterns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from brim.machine.records import GPU
     from brim.workload.settings import Settings
 
+_DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
+_SIZES = (
+    *_DEPTHS, "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "d_model", "d_ff", "n_embd", "n_head", "num_heads", "max_position_embeddings", "n_positions",
+)  # fmt: skip
+_DEEPEST = 1000
+_MOST_TOKENS = 10**9
 _EIGHT_BIT = ("adamw-8bit", "paged-adamw-8bit")
 _QUANTISED = ("qlora", "lora-8bit")
 _HALF = ("bf16", "fp16", "amp-bf16", "amp-fp16")
@@ -28,7 +36,7 @@ _LEARNED_POSITIONS = {
     "gpt2": "n_positions", "gpt_neo": "max_position_embeddings", "opt": "max_position_embeddings", "bert": "max_position_embeddings",
     "roberta": "max_position_embeddings", "xlm-roberta": "max_position_embeddings", "distilbert": "max_position_embeddings",
     "electra": "max_position_embeddings", "albert": "max_position_embeddings", "bart": "max_position_embeddings",
-    "mbart": "max_position_embeddings", "gpt_bigcode": "n_positions",
+    "mbart": "max_position_embeddings", "gpt_bigcode": "n_positions", "mpt": "max_seq_len",
 }  # fmt: skip
 _OF_ANY_MODULE = frozenset(
     {
@@ -83,6 +91,8 @@ def _check_words(settings: Settings) -> None:
             task=settings.task
         )
         raise UnsupportedError(text, hint=_("Take --loss standard."))
+    if settings.micro_batch * max(settings.seq_len or 1, settings.target_len or 1) > _MOST_TOKENS:
+        raise UsageError(_("More than {count:,} tokens in one micro-batch: no device holds that.").format(count=_MOST_TOKENS))
     if settings.attention == "flash2" and settings.precision == "fp32":
         raise UnsupportedError(
             _("flash-attention 2 computes in half precision, and the precision is fp32."),
@@ -122,8 +132,18 @@ def _check_parallel(settings: Settings) -> None:
 
 
 def _check_config(config: Mapping[str, Any]) -> None:
-    """Heads that do not divide: the model could not be built, or would fail in its first step."""
-    text_config: Mapping[str, Any] = config.get("text_config") or config
+    """Sizes that are none, and heads that do not divide: the model could not be built, or would fail in its first step."""
+    text_config: Any = config.get("text_config") or config
+    if not isinstance(text_config, Mapping):
+        raise ConfigError(_("The config's text_config should be a mapping, and is {value!r}.").format(value=text_config))
+    for key in _SIZES:
+        value = text_config.get(key, 1)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ConfigError(
+                _("The config's {key} should be a positive integer, and is {value!r}.").format(key=key, value=value)
+            )
+        if key in _DEPTHS and value is not None and value > _DEEPEST:
+            raise ConfigError(_("The config's {key} is {value}, more layers than any model has.").format(key=key, value=value))
     hidden, heads = text_config.get("hidden_size"), text_config.get("num_attention_heads")
     groups = text_config.get("num_key_value_heads")
     sizes = all(isinstance(value, int) for value in (hidden, heads))

@@ -6,17 +6,21 @@ layers are known to differ, by what the config lists layer by layer, or by a pat
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from brim.memory.building import build_model, find_layers, read_config
 from brim.memory.layers import NotRepeatedError
+from brim.memory.setup import Setup
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from brim.memory.reference import Traced
-    from brim.memory.setup import Setup
+    from brim.workload.words import Task
 
 # How config files call the depth of a stack of layers; an encoder-decoder has one name of each kind.
 _ONE_STACK = ("num_hidden_layers", "n_layer", "n_layers")
@@ -73,13 +77,38 @@ def _depth_keys(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _are_alike(setup: Setup, depths: list[int]) -> bool:
-    """Whether no list of the config, as transformers completes it, and no freezing tells one layer of a stack from another."""
+    """Whether nothing tells one layer of a stack from another.
+
+    Not a list of the config, as transformers completes it; not a class or a shape of the model as it is built (mixtures whose first layers
+    are dense); not what is asked of single layers: checkpointing, freezing, adapters by number.
+    """
+    if setup.checkpointing not in {"none", "full", "every:1"} or any(
+        re.search(r"[0-9]|\\|\*", name) for name in setup.lora_targets
+    ):
+        return False
+    if not _are_built_alike(json.dumps(dict(setup.config), sort_keys=True, default=str), setup.task, tuple(depths)):
+        return False
     lists = [value for value in vars(read_config(setup)).values() if isinstance(value, list | tuple) and len(value) in depths]
     if any(str(item) != str(value[0]) for value in lists for item in value):
         return False
     if not setup.freeze:
         return True
     blocks = find_layers(build_model(setup))
-    trains = [[parameter.requires_grad for parameter in block.parameters()] for block in blocks]
+    return _stacks_repeat([[parameter.requires_grad for parameter in block.parameters()] for block in blocks], depths)
+
+
+@cache
+def _are_built_alike(config: str, task: Task, depths: tuple[int, ...]) -> bool:
+    """Whether the layers of each stack have one class, and parameters of the same names, shapes and dtypes."""
+    model = build_model(Setup(config=json.loads(config), task=task, micro_batch=1, length=1, attention=None))
+    blocks = find_layers(model)
+    looks = [
+        [type(block).__name__, *((name, tuple(each.shape), each.dtype) for name, each in block.named_parameters())]
+        for block in blocks
+    ]
+    return len(blocks) == sum(depths) and _stacks_repeat(looks, list(depths))
+
+
+def _stacks_repeat(looks: Sequence[object], depths: list[int]) -> bool:
     ends = [sum(depths[: stack + 1]) for stack in range(len(depths))]
-    return all(trains[index] == trains[index - 1] for index in range(1, len(trains)) if index not in ends)
+    return all(looks[index] == looks[index - 1] for index in range(1, len(looks)) if index not in ends)

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from brim.errors import UsageError
+from brim.errors import UnsupportedError, UsageError
 from brim.locale import _
 from brim.memory.allocator import LARGE_ROUND_BYTES, replay, smallest_surviving_limit
 from brim.memory.assumptions import assumptions
@@ -99,6 +99,14 @@ class Question:
         found: Any = model
         if isinstance(model, str | os.PathLike):
             found = find_model(model, trust_remote_code=trust_remote_code)
+        elif not isinstance(model, Model) and not hasattr(model, "named_parameters"):
+            text = _("{kind} is not a model: a name, a path or a torch.nn.Module is needed.").format(kind=type(model).__name__)
+            raise UsageError(text)
+        if isinstance(found, Model) and found.trust_remote_code and "auto_map" in (found.config or {}):
+            text = _("{name} brings its own code, and brim traces configs of models that transformers has.").format(
+                name=found.name
+            )
+            raise UnsupportedError(text, hint=_("Build it in Python and give the module: brim.estimate(module)."))
         filled = _fill(settings, found, where)
         name = found.name if isinstance(found, Model) else type(found).__name__
         return cls(name, found, filled, settings, where, step, cache)
@@ -215,7 +223,7 @@ class Held:
         obtained = question.obtain()
         walk = question.walk(obtained)
         if question.where.gpu is None:
-            return cls(obtained, walk, int(walk.allocated.max()))
+            return cls(obtained, walk, walk.peak_bytes())
         return cls(obtained, walk, smallest_surviving_limit(requests_of(walk.trace)))
 
 
@@ -232,7 +240,7 @@ class _Needs:
 
     @classmethod
     def of(cls, held: Held, where: Where, ranks: int) -> _Needs:
-        allocated, reserved = int(held.walk.allocated.max()), int(held.walk.reserved.max())
+        allocated, reserved = held.walk.peak_bytes(), int(held.walk.reserved.max())
         if where.gpu is None:
             return cls(allocated, allocated, allocated, allocated, allocated <= where.limit_bytes, 0)
         beyond = where.outside(ranks).device_bytes

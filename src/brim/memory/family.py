@@ -229,7 +229,7 @@ def _steps(config: Mapping[str, Any]) -> set[int]:
         if isinstance(value, Mapping):
             found |= _steps(value)
         elif isinstance(value, int) and not isinstance(value, bool):
-            if "window" in key or "chunk" in key:
+            if "window" in key or "chunk" in key or key in {"local_attention", "max_seq_len", "block_size"}:
                 found |= {value - 1, value}  # whether a length that equals it is masked is not the same everywhere
             elif "position" in key:
                 found.add(value)

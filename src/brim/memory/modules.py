@@ -95,7 +95,7 @@ def _trace(module: nn.Module, step: Step, settings: Settings, target: Target, sc
                 loss = step(module, settings.micro_batch, length)
         except (BrimError, DataDependentError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             text = _("The step of {name} failed on tensors without memory: {why}.")
             raise RunError(text.format(name=type(module).__name__, why=" ".join(str(error).split())[:400])) from error
         loss = getattr(loss, "loss", loss)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import warnings
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from brim.errors import BrimError, UnsupportedError
+from brim.locale import _
 from brim.memory.cache import key_of, load, store
 from brim.memory.columns import Columns
 from brim.memory.family import Facts, Family, family_of, family_or_none, has_family
@@ -48,6 +50,7 @@ class Obtained:
 
 def obtain(setup: Setup, target: Target, *, cache: bool = True) -> Obtained:
     """The step of a model with a config."""
+    setup = _completed(setup, cache=cache)
     names = {
         "family": key_of({"family": _question(family_of(setup, target), target)}),
         "shape": key_of({"shape": _question(setup, target)}),
@@ -56,7 +59,7 @@ def obtain(setup: Setup, target: Target, *, cache: bool = True) -> Obtained:
         found = _read_family(load(names["family"]), setup) or _read_shape(load(names["shape"]))
         if found is not None:
             return found
-    with quiet():
+    with quiet(), traceable():
         family = family_or_none(setup, target) if has_family(setup, target) else None
         if family is not None:
             if cache:
@@ -75,7 +78,7 @@ def obtain_module(model: Any, step: Any, settings: Settings, target: Target) -> 
     from brim.memory.modules import trace_module
 
     module = model.build("meta") if isinstance(model, Model) else model
-    with quiet():
+    with quiet(), traceable():
         traced, asked = trace_module(module, step, settings, target)
     return Obtained(traced.trace, facts_of(traced), asked)
 
@@ -106,6 +109,44 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         said.set_verbosity(before)
+
+
+@contextlib.contextmanager
+def traceable() -> Iterator[None]:
+    """A model whose own code fails on tensors without memory cannot be estimated: one sentence, and `BRIM_DEBUG=1` for the rest."""
+    try:
+        yield
+    except BrimError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())[:400]
+        text = _("This model cannot be traced with these settings: {kind}: {reason}").format(
+            kind=type(error).__name__, reason=said
+        )
+        raise UnsupportedError(text) from error
+
+
+_DECIDES_BY_LENGTH = ("window", "chunk", "position", "local_attention", "max_seq_len", "block_size")
+
+
+def _completed(setup: Setup, *, cache: bool) -> Setup:
+    """The setup with the defaults of transformers for what changes a model at some length: a window need not stand in a config.json."""
+    name = key_of({"defaults": dict(setup.config)})
+    stored = load(name) if cache else None
+    if stored is None:
+        from brim.memory.building import read_config, refusals
+
+        with quiet(), refusals():
+            whole = read_config(setup).to_dict()
+        defaults = {
+            key: value
+            for key, value in whole.items()
+            if any(word in key for word in _DECIDES_BY_LENGTH) and isinstance(value, int) and key not in setup.config
+        }
+        stored = {"json": np.frombuffer(json.dumps(defaults).encode(), dtype=np.uint8)}
+        if cache:
+            store(name, stored)
+    return replace(setup, config={**json.loads(stored["json"].tobytes()), **setup.config})
 
 
 def _question(setup: Setup, target: Target) -> dict[str, Any]:

@@ -35,8 +35,12 @@ class Walk:
     reserved: NDArray[np.int64]
 
     def peak_event(self) -> int:
-        """The first event at which most is allocated."""
-        return int(np.argmax(self.allocated))
+        """The first event of the second step, the steady state, at which most is allocated."""
+        return int(np.argmax(np.where(self._steady(), self.allocated, -1)))
+
+    def peak_bytes(self) -> int:
+        """Most that is allocated in steady state."""
+        return int(self.allocated[self.peak_event()])
 
     def peak_phase(self) -> str:
         """The phase of that event."""
@@ -70,6 +74,12 @@ class Walk:
                 found[name] = max(found.get(name, 0), int(here.max()))
         order = ("forward", "backward", "optimizer", "evaluation")
         return {name: found[name] for name in order if name in found}
+
+    def _steady(self) -> NDArray[np.bool_]:
+        first = first_round_of_second_step(self.trace)
+        is_steady = np.array([place.phase != "build" and place.round >= first for place in self.trace.places])
+        steady: NDArray[np.bool_] = is_steady[np.array(self.trace.event_places, dtype=np.int64)]
+        return steady
 
     def _alive(self, event: int) -> NDArray[np.bool_]:
         events = np.array(self.trace.events[: event + 1], dtype=np.int64)

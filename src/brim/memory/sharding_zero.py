@@ -211,6 +211,8 @@ class Zero3(_Zero):
         self._persistent = [each for each in self.reading.parameters if each.elements <= persistent]
         self._groups = by_stage(each for each in self.reading.parameters if each.elements > persistent)
         self._gathered: dict[int, list[int]] = {}
+        # One rank alone has nothing to gather, unless its parameters are on the host (partition_parameters.py, `NoGatherHandle`).
+        self._gathers = parallel.ranks > 1 or parallel.offload == "parameters"
 
     def parameter(self, parameter: Parameter) -> None:
         """A part, on the device or on the host."""
@@ -235,7 +237,7 @@ class Zero3(_Zero):
                 self.writer.bear(self.split(self.widened(self.trained_bytes)), "zero:master", "optimizer")
                 self.writer.bear(self.split(self.trained_bytes), "zero:gradients", "gradients")
             self.writer.bear(self.bucket_bytes, "zero:bucket")
-            if self.parallel.ranks > 1:
+            if self._gathers:
                 self.writer.bear(sum(parameter.size for parameter in self._persistent), "zero:persistent", "parameters")
         elif phase == "backward":
             for stage in list(self._gathered):
@@ -243,7 +245,7 @@ class Zero3(_Zero):
 
     def enter(self, moment: Moment) -> None:
         """Gather what the stage needs."""
-        if moment.stage in self._gathered or self.parallel.ranks == 1:
+        if moment.stage in self._gathered or not self._gathers:
             return
         if moment.phase == "forward" and self._stays(moment.stage):
             self._gathered[moment.stage] = [
