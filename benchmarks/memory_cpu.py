@@ -20,10 +20,10 @@ from typing import Any
 import torch
 import transformers
 
-from brim.memory.measured import measure_step
-from brim.memory.predict import predict
-from brim.memory.reference import trace_step
+from brim.memory.peaks import walk_plain
 from brim.memory.setup import Setup, Target
+from brim.memory.tracing.measured import measure_step
+from brim.memory.tracing.reference import trace_step
 
 MEDIAN_PERCENT = 0.5
 WORST_PERCENT = {"fp32": 3.0, "bf16": 4.0}
@@ -164,8 +164,8 @@ def cases() -> dict[str, Setup]:
 def judge(name: str, setup: Setup) -> Result:
     began = time.perf_counter()
     target = Target("cpu", threads=torch.get_num_threads())
-    peaks = predict(trace_step(setup, target), target)
-    predicted = peaks.live_bytes if setup.evaluation_batch is None else peaks.by_phase["evaluation"]
+    walk = walk_plain(trace_step(setup, target).trace)
+    predicted = walk.peak_bytes() if setup.evaluation_batch is None else walk.by_phase()["evaluation"]
     seconds = time.perf_counter() - began
     return Result(name, setup.precision, predicted, measure_step(setup).peak_bytes, round(seconds, 3))
 

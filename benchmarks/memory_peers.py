@@ -8,9 +8,9 @@
   config, since the command itself wants the Hub.
 
 First small models, where the truth is measured: the step is really run, and torch's profiler records every allocation
-(`brim.memory.measured`). Then one configuration of an 8B Llama, full fine-tuning in bfloat16 with checkpointing, where only time can be
-compared: brim and MemTracker take turns N times, and the ratio of the medians counts. Both are warmed up by the small models. Exit 1 if
-the ratio is below 20, or if brim is farther from the truth than MemTracker by more than a tenth of a percent. `--small` leaves the 8B
+(`brim.memory.tracing.measured`). Then one configuration of an 8B Llama, full fine-tuning in bfloat16 with checkpointing, where only time
+can be compared: brim and MemTracker take turns N times, and the ratio of the medians counts. Both are warmed up by the small models. Exit 1
+if the ratio is below 20, or if brim is farther from the truth than MemTracker by more than a tenth of a percent. `--small` leaves the 8B
 model out.
 """
 
@@ -34,10 +34,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 import brim
-from brim.memory.building import build_model, make_batch
-from brim.memory.measured import measure_step
-from brim.memory.predict import predict, trace_deep
+from brim.memory.peaks import walk_plain
 from brim.memory.setup import Setup, Target
+from brim.memory.tracing.building import build_model, make_batch
+from brim.memory.tracing.depth import trace_deep
+from brim.memory.tracing.measured import measure_step
 
 LEAST_RATIO = 20.0
 MOST_BEHIND_PERCENT = 0.1
@@ -82,7 +83,7 @@ class Row:
 
 def by_brim(setup: Setup) -> int:
     target = Target("cpu", threads=torch.get_num_threads())
-    return predict(trace_deep(setup, target), target).live_bytes
+    return walk_plain(trace_deep(setup, target).trace).peak_bytes()
 
 
 def by_mem_tracker(setup: Setup) -> int:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from brim.memory.setup import Setup, Target
-from brim.memory.sharding import Parallel, shard
+from brim.memory.sharding.shard import Parallel, shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -132,7 +132,7 @@ class Result:
 
 def predicted(case: Case) -> tuple[int, int]:
     """Peak of the second step: of one process alone, and of a rank."""
-    from brim.memory.reference import trace_step
+    from brim.memory.tracing.reference import trace_step
 
     # The trace must choose the optimizer's implementation that a rank has: torch picks the for-loop on the CPU, and so do both.
     trace = trace_step(case.setup, Target("cpu", threads=1)).trace
@@ -230,7 +230,7 @@ def _is_staging(event: Any) -> bool:
 
 
 def _model(case: Case) -> Any:
-    from brim.memory.building import build_model
+    from brim.memory.tracing.building import build_model
 
     return build_model(case.setup, device="cpu")
 
@@ -259,7 +259,7 @@ def _loop(case: Case, model: Any, batch: Any, optimizer: Any, quiet: Callable[[]
 def _ddp(case: Case) -> Callable[[], None]:
     import torch
 
-    from brim.memory.building import make_batch
+    from brim.memory.tracing.building import make_batch
 
     model = torch.nn.parallel.DistributedDataParallel(
         _model(case), gradient_as_bucket_view=case.parallel.gradient_as_bucket_view, broadcast_buffers=False
@@ -274,7 +274,7 @@ def _fsdp(case: Case) -> Callable[[], None]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    from brim.memory.building import find_layers, make_batch
+    from brim.memory.tracing.building import find_layers, make_batch
 
     whole = _model(case)
     settings: dict[str, Any] = {"mesh": init_device_mesh("cpu", (RANKS,))}
@@ -309,7 +309,7 @@ def _deepspeed(case: Case) -> Callable[[], None]:
     import deepspeed  # type: ignore[import-untyped,unused-ignore]
     import torch
 
-    from brim.memory.building import make_batch
+    from brim.memory.tracing.building import make_batch
 
     backend: Any = importlib.import_module("deepspeed.comm.torch")
     backend.build_shm_op = lambda: None  # plain gloo, nothing to compile

@@ -51,7 +51,7 @@ BARS_SECONDS = {"500 configurations": 15.0, "limit, 32 layers": 0.5, "limit, 80 
 _COLD = f"""
 import time; began = time.perf_counter()
 import brim
-from brim.memory.predict import trace_deep
+from brim.memory.tracing.depth import trace_deep
 from brim.memory.setup import Setup, Target
 from brim.memory.allocator import Requests
 config = brim.find_model("{MODEL}").config

@@ -10,7 +10,7 @@ from torch import nn
 
 import brim
 from brim.memory.setup import Setup, Target
-from brim.memory.sharding import Parallel
+from brim.memory.sharding.shard import Parallel
 
 if TYPE_CHECKING:
     import torch

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from brim.memory.quantized import QuantizedLinear
 from brim.memory.setup import Setup, Target
-from brim.memory.sharding import Parallel
+from brim.memory.sharding.shard import Parallel
+from brim.memory.tracing.quantized import QuantizedLinear
 
 from .case import Case, Change, OutOfScopeError, Row, adapters_to, find_config, in_order, measured_bytes, set_dropout
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 
 from brim.memory.setup import Setup, Target
-from brim.memory.sharding import Parallel
+from brim.memory.sharding.shard import Parallel
 
 from .case import Case, OutOfScopeError, Row, find_config, in_order, measured_bytes, set_dropout
 from .fsdp_qlora import store_as_bfloat16

@@ -16,15 +16,15 @@ from torch import nn
 
 import brim
 from brim.memory.allocator import Block, CachingAllocator, LimitReachedError
-from brim.memory.autocast import Autocast
-from brim.memory.building import HALVES, build_model, find_layers, make_batch
-from brim.memory.kernels import Kernels, scratch_bytes
 from brim.memory.layers import NotRepeatedError, deepen
-from brim.memory.optimizers import Stepper, make_optimizer
 from brim.memory.outside import outside
-from brim.memory.reference import _backward, _state_tensors, _vocabulary
-from brim.memory.sharding import shard
-from brim.memory.trace import Tracer
+from brim.memory.sharding.shard import shard
+from brim.memory.tracing.autocast import Autocast
+from brim.memory.tracing.building import HALVES, build_model, find_layers, make_batch
+from brim.memory.tracing.kernels import Kernels, scratch_bytes
+from brim.memory.tracing.optimizers import Stepper, make_optimizer
+from brim.memory.tracing.reference import _backward, _state_tensors, _vocabulary
+from brim.memory.tracing.trace import Tracer
 
 from .eras import old_adamw, old_mean, repeated_heads, shifted_loss
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from brim.memory.family import Family, family_of, family_or_none, length_class, trace_family
-from brim.memory.predict import trace_deep
 from brim.memory.setup import Setup, Target
 from brim.memory.stream import Trace
+from brim.memory.tracing.depth import trace_deep
 
 GPU = Target("cuda", (8, 0))
 CPU = Target("cpu", threads=2)

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from brim.memory.depth import shallow
 from brim.memory.layers import NotRepeatedError, deepen
-from brim.memory.predict import trace_deep
-from brim.memory.reference import trace_step
 from brim.memory.setup import Setup, Target
 from brim.memory.stream import Trace
+from brim.memory.tracing.depth import shallow, trace_deep
+from brim.memory.tracing.reference import trace_step
 
 COMMON = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 211}
 LLAMA = {"model_type": "llama", "intermediate_size": 96, "num_key_value_heads": 2, **COMMON}

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from brim.memory.reference import trace_step
 from brim.memory.setup import Setup, Target
 from brim.memory.shapes import NotAProductError, ShapedTrace, fit
 from brim.memory.stream import Trace
+from brim.memory.tracing.reference import trace_step
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,

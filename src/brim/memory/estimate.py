@@ -21,7 +21,7 @@ from brim.memory.obtain import Obtained, obtain, obtain_module
 from brim.memory.parallel import in_engine, parallel_of
 from brim.memory.peaks import Walk, requests_of, walk_allocator, walk_plain, with_workspaces
 from brim.memory.setup import Setup
-from brim.memory.sharding import shard
+from brim.memory.sharding.shard import shard
 from brim.memory.where import Where, find_where
 from brim.records import Estimate
 from brim.workload.resolve import Model, find_model

@@ -129,7 +129,7 @@ class Family:
 
 
 def family_or_none(setup: Setup, target: Target) -> Family | None:
-    """The family of a setup; None where its shape must be traced itself (`brim.memory.predict.trace_deep`)."""
+    """The family of a setup; None where its shape must be traced itself (`brim.memory.tracing.depth.trace_deep`)."""
     if setup.length % MULTIPLE:
         return None
     try:
@@ -156,7 +156,7 @@ def trace_family(setup: Setup, target: Target) -> Family:
 
     NotAProductError: the structure changes with the shape.
     """
-    from brim.memory.depth import shallow
+    from brim.memory.tracing.depth import shallow
 
     reduced, removed = shallow(setup)
     try:
@@ -166,8 +166,8 @@ def trace_family(setup: Setup, target: Target) -> Family:
 
 
 def _trace(reduced: Setup, removed: tuple[int, ...], target: Target) -> Family:
-    from brim.memory.depth import deep_facts, inserted_layers
-    from brim.memory.reference import trace_step
+    from brim.memory.tracing.depth import deep_facts, inserted_layers
+    from brim.memory.tracing.reference import trace_step
 
     above, up_to = length_class(reduced.config, target, reduced.length)
     lengths = _base_lengths(above, up_to)
@@ -205,7 +205,7 @@ _beginnings: dict[str, Trace] = {}
 
 def _beginning(setup: Setup, target: Target) -> Trace:
     """Forward and backward of the first step, the same for all optimizers and kept for the next one."""
-    from brim.memory.reference import trace_step
+    from brim.memory.tracing.reference import trace_step
 
     bare = replace(setup, optimizer="sgd", max_grad_norm=None, evaluation_batch=None)
     key = json.dumps([dict(vars(bare), config=dict(setup.config)), vars(target)], sort_keys=True, default=str)

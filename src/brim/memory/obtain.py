@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from brim.memory.cache import Arrays
-    from brim.memory.reference import Traced
     from brim.memory.setup import Setup, Target
+    from brim.memory.tracing.reference import Traced
     from brim.workload.settings import Settings
 
 
@@ -65,7 +65,7 @@ def obtain(setup: Setup, target: Target, *, cache: bool = True) -> Obtained:
             if cache:
                 store(names["family"], family.to_arrays())
             return Obtained(family.at(setup.micro_batch, setup.length), family.facts)
-        from brim.memory.predict import trace_deep
+        from brim.memory.tracing.depth import trace_deep
 
         traced = trace_deep(setup, target)
     if cache:
@@ -75,7 +75,7 @@ def obtain(setup: Setup, target: Target, *, cache: bool = True) -> Obtained:
 
 def obtain_module(model: Any, step: Any, settings: Settings, target: Target) -> Obtained:
     """The step of a module, or of what a function builds: traced whole, and not kept, since nothing names it."""
-    from brim.memory.modules import trace_module
+    from brim.memory.tracing.modules import trace_module
 
     module = model.build("meta") if isinstance(model, Model) else model
     with quiet(), traceable():
@@ -134,7 +134,7 @@ def _completed(setup: Setup, *, cache: bool) -> Setup:
     name = key_of({"defaults": dict(setup.config)})
     stored = load(name) if cache else None
     if stored is None:
-        from brim.memory.building import read_config, refusals
+        from brim.memory.tracing.building import read_config, refusals
 
         with quiet(), refusals():
             whole = read_config(setup).to_dict()

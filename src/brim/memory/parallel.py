@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from brim.memory.sharding import Parallel
+from brim.memory.sharding.shard import Parallel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

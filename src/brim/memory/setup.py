@@ -44,7 +44,7 @@ class Setup:
     evaluation_batch: int | None = None
     """Sequences in a step of evaluation, which comes after training; None for none."""
     loss: Loss = "standard"
-    """`chunked`, for causal language models only, is described in `brim.memory.losses`."""
+    """`chunked`, for causal language models only, is described in `brim.memory.tracing.losses`."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ stands below autograd and sees each operator's results; a storage that was not t
 death, at the very place in the stream of operators where the real tensor would die, because references are dropped by the same code.
 Only weak references are kept: one strong reference more, and gradient accumulation would copy where it really steals.
 
-What the trace cannot see (memory that a kernel takes and gives back inside one operator) is added by `brim.memory.kernels` as a birth
+What the trace cannot see (memory that a kernel takes and gives back inside one operator) is added by `kernels.py` as a birth
 and a death around the operator.
 """
 
@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from brim.memory.results import call
 from brim.memory.stream import Birth, Place, Trace, parameter_operator
-from brim.memory.values import QUESTIONS, Values
+from brim.memory.tracing.results import call
+from brim.memory.tracing.values import QUESTIONS, Values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -53,7 +53,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Trace with these answers.
 
         `scalar` is the answer to `.item()`: the one truth value that the traced code may ask for; None forbids the question. `scratch` says
-        how many bytes an operator takes and gives back on the target (`brim.memory.kernels.scratch_bytes`). Tensors whose last dimension
+        how many bytes an operator takes and gives back on the target (`kernels.scratch_bytes`). Tensors whose last dimension
         is the `vocabulary` are logits.
         """
         super().__init__()  # type: ignore[no-untyped-call]

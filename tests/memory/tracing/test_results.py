@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from brim.memory import results
+from brim.memory.tracing import results
 
 aten = torch.ops.aten
 

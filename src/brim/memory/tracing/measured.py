@@ -1,6 +1,6 @@
 """The reference step, really run on the CPU, with every allocation recorded by torch's profiler: what estimates are judged by.
 
-The model and the batch come from `brim.memory.reference`, with memory this time; the step and its optimizers are the real ones. The
+The model and the batch come from `brim.memory.tracing.reference`, with memory this time; the step and its optimizers are the real ones. The
 second step is recorded, when the optimizer's state exists. What lives before it (parameters, buffers, state, batch) is counted by
 storage; the profiler tells the rest, allocation by allocation.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from brim.memory.building import build_model, make_batch
+from brim.memory.tracing.building import build_model, make_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from brim.memory.building import build_model
-from brim.memory.quantized import QuantizedLinear, true_numel
-from brim.memory.reference import trace_step
 from brim.memory.setup import Setup, Target
+from brim.memory.tracing.building import build_model
+from brim.memory.tracing.quantized import QuantizedLinear, true_numel
+from brim.memory.tracing.reference import trace_step
 from brim.workload.words import Method
 
 TINY: dict[str, Any] = {

@@ -21,13 +21,13 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from brim.memory.sharding_split import Split
-from brim.memory.sharding_walk import FORWARDS, Moment, Parameter, by_stage
+from brim.memory.sharding.split import Split
+from brim.memory.sharding.walk import FORWARDS, Moment, Parameter, by_stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from brim.memory.sharding import Parallel
+    from brim.memory.sharding.shard import Parallel
     from brim.memory.stream import Trace
 
 _PACKED_BYTES_A_SCALE = 32

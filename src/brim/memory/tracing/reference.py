@@ -17,13 +17,21 @@ from torch import nn
 
 from brim.errors import UsageError
 from brim.locale import _
-from brim.memory.autocast import Autocast, meta_counts_as_cpu
-from brim.memory.building import ALL_LINEAR, HALVES, attention_in_force, build_model, find_layers, lora_targets, make_batch
-from brim.memory.kernels import Kernels, scratch_bytes
-from brim.memory.optimizers import Stepper, make_optimizer
-from brim.memory.quantized import BITS, true_numel
 from brim.memory.stream import Trace
-from brim.memory.trace import Tracer
+from brim.memory.tracing.autocast import Autocast, meta_counts_as_cpu
+from brim.memory.tracing.building import (
+    ALL_LINEAR,
+    HALVES,
+    attention_in_force,
+    build_model,
+    find_layers,
+    lora_targets,
+    make_batch,
+)
+from brim.memory.tracing.kernels import Kernels, scratch_bytes
+from brim.memory.tracing.optimizers import Stepper, make_optimizer
+from brim.memory.tracing.quantized import BITS, true_numel
+from brim.memory.tracing.trace import Tracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,14 +12,14 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from brim.memory.building import build_model, find_layers, read_config
-from brim.memory.layers import NotRepeatedError
-from brim.memory.setup import Setup
+from brim.memory.layers import NotRepeatedError, deepen
+from brim.memory.setup import Setup, Target
+from brim.memory.tracing.building import build_model, find_layers, read_config
+from brim.memory.tracing.reference import Traced, trace_step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from brim.memory.reference import Traced
     from brim.workload.words import Task
 
 # How config files call the depth of a stack of layers; an encoder-decoder has one name of each kind.
@@ -27,6 +27,25 @@ _ONE_STACK = ("num_hidden_layers", "n_layer", "n_layers")
 _TWO_STACKS = (("num_layers", "num_decoder_layers"), ("encoder_layers", "decoder_layers"))
 SHALLOW = 4
 _TEMPLATE = 1
+
+
+def trace_deep(setup: Setup, target: Target) -> Traced:
+    """Trace a model by a few of its layers, and repeat them; whole, where its layers do not all do the same."""
+    reduced, removed = shallow(setup)
+    if not any(removed):
+        return trace_step(setup, target)
+    traced = trace_step(reduced, target)
+    trace = traced.trace
+    try:
+        inserted = inserted_layers(reduced, removed, traced)
+        for template, extra in inserted:
+            trace = deepen(trace, template, extra)
+    except NotRepeatedError:
+        return trace_step(setup, target)
+    total, trainable, layers = deep_facts(traced, inserted)
+    return replace(
+        traced, trace=trace, total_parameters=total, trainable_parameters=trainable, layers=layers, layer_parameters=()
+    )
 
 
 def shallow(setup: Setup) -> tuple[Setup, tuple[int, ...]]:

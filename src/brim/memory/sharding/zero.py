@@ -24,11 +24,11 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from brim.memory.sharding_split import Split
-from brim.memory.sharding_walk import FORWARDS, Moment, Parameter, by_stage
+from brim.memory.sharding.split import Split
+from brim.memory.sharding.walk import FORWARDS, Moment, Parameter, by_stage
 
 if TYPE_CHECKING:
-    from brim.memory.sharding import Parallel
+    from brim.memory.sharding.shard import Parallel
     from brim.memory.stream import Birth, Trace
 
 # deepspeed/runtime/zero/config.py: elements.

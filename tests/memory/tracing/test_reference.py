@@ -10,10 +10,10 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from brim.errors import UsageError
-from brim.memory.measured import measure_step
-from brim.memory.predict import Peaks, predict
-from brim.memory.reference import trace_step
+from brim.memory.peaks import Walk, walk_plain
 from brim.memory.setup import Setup, Target
+from brim.memory.tracing.measured import measure_step
+from brim.memory.tracing.reference import trace_step
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 500, "intermediate_size": 96}
 LLAMA = {"model_type": "llama", "num_key_value_heads": 2, "pad_token_id": 0, **SIZES}
@@ -62,12 +62,12 @@ def setup(**settings: Any) -> Setup:
     return Setup(**{"config": LLAMA, "task": "causal-lm", "micro_batch": 4, "length": 64, **settings})
 
 
-def predicted(**settings: Any) -> Peaks:
-    return predict(trace_step(setup(**settings), Target("cpu")), Target("cpu"))
+def predicted(**settings: Any) -> Walk:
+    return walk_plain(trace_step(setup(**settings), Target("cpu")).trace)
 
 
 def error_percent(**settings: Any) -> float:
-    return 100 * (predicted(**settings).live_bytes / measure_step(setup(**settings)).peak_bytes - 1)
+    return 100 * (predicted(**settings).peak_bytes() / measure_step(setup(**settings)).peak_bytes - 1)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -92,20 +92,21 @@ def test_optimizers_of_half_precision_weights_hold_what_the_real_ones_hold(optim
 def test_a_step_of_evaluation_holds_what_the_real_one_holds(config: dict[str, Any]) -> None:
     settings = {"config": config, "micro_batch": 1, "evaluation_batch": 8}
     measured = measure_step(setup(**settings)).peak_bytes
-    assert abs(predicted(**settings).by_phase["evaluation"] / measured - 1) < 0.0002
+    assert abs(predicted(**settings).by_phase()["evaluation"] / measured - 1) < 0.0002
 
 
 def test_a_loss_in_chunks_never_holds_the_logits_of_all_tokens() -> None:
     whole, chunked = (predicted(loss=loss, micro_batch=16) for loss in ("standard", "chunked"))
-    assert whole.by_kind["logits"] >= 2 * 16 * 63 * 500 * 4
-    assert 0 < chunked.by_kind["logits"] <= 4 * 256 * 500 * 4, "logits, their logarithms and gradients: of 256 tokens"
-    assert chunked.live_bytes < whole.live_bytes
+    assert whole.by_kind(whole.peak_event())["logits"] >= 2 * 16 * 63 * 500 * 4
+    assert 0 < chunked.by_kind(chunked.peak_event())["logits"] <= 4 * 256 * 500 * 4, "logits, their logarithms and gradients: of 256 tokens"
+    assert chunked.peak_bytes() < whole.peak_bytes()
 
 
 def test_the_kinds_add_up_to_the_live_total_at_the_peak() -> None:
     peaks = predicted(length=96)
-    assert sum(peaks.by_kind.values()) == peaks.live_bytes
-    assert set(peaks.by_kind) <= {"parameters", "gradients", "optimizer", "activations", "logits", "temporary", "buffers"}
+    kinds = peaks.by_kind(peaks.peak_event())
+    assert sum(kinds.values()) == peaks.peak_bytes()
+    assert set(kinds) <= {"parameters", "gradients", "optimizer", "activations", "logits", "temporary", "buffers"}
 
 
 def test_kinds_are_what_their_names_say() -> None:
@@ -147,7 +148,7 @@ def test_live_bytes_never_fall_when_the_work_grows(
             arguments["config"] = {**LLAMA, "num_hidden_layers": 1 + amount // 16}
         else:
             arguments[grown] = amount
-        return predicted(**arguments).live_bytes
+        return predicted(**arguments).peak_bytes()
 
     assert peak(start) <= peak(start + more)
 

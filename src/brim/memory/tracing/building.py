@@ -12,9 +12,9 @@ from torch import nn
 
 from brim.errors import BrimError, UnsupportedError, UsageError
 from brim.locale import _
-from brim.memory.flash2 import NAME as FLASH2, use_flash2
-from brim.memory.losses import use_chunked_loss
-from brim.memory.quantized import BITS, follow_peft, prepare, quantize
+from brim.memory.tracing.flash2 import NAME as FLASH2, use_flash2
+from brim.memory.tracing.losses import use_chunked_loss
+from brim.memory.tracing.quantized import BITS, follow_peft, prepare, quantize
 from brim.workload.resolve import untie_output
 
 if TYPE_CHECKING:

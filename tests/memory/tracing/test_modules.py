@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import brim
-from brim.memory.modules import without_memory
+from brim.memory.tracing.modules import without_memory
 
 WIDTH = 64
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from brim.memory.depth import shallow
-from brim.memory.predict import trace_deep
-from brim.memory.reference import trace_step
 from brim.memory.setup import Setup, Target
+from brim.memory.tracing.depth import shallow, trace_deep
+from brim.memory.tracing.reference import trace_step
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 7, "num_attention_heads": 4,

@@ -6,8 +6,8 @@ trace serves all strategies and all numbers of ranks, and needs no torch. Of ran
 
 - DDP holds everything whole, and beside it buckets of the size of all gradients.
 - ZeRO-1 splits the optimizer's state (and float32 copies of the parameters), ZeRO-2 also the gradients, ZeRO-3 also the parameters
-  (`brim.memory.sharding_zero`).
-- FSDP2 splits all of them, module by module (`brim.memory.sharding_fsdp`).
+  (`brim.memory.sharding.zero`).
+- FSDP2 splits all of them, module by module (`brim.memory.sharding.fsdp`).
 
 The libraries' own buffers (NCCL's) are in `brim.memory.outside`.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from brim.memory.sharding_walk import Engine, Parameter
+from brim.memory.sharding.walk import Engine, Parameter
 from brim.workload.words import Offload, Sharding
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ def shard(trace: Trace, parallel: Parallel) -> tuple[Trace, list[int]]:
 
 
 def _engine(trace: Trace, parallel: Parallel) -> Engine:
-    from brim.memory.sharding_fsdp import FullyShard
-    from brim.memory.sharding_zero import Zero3, ZeroOptimizer
+    from brim.memory.sharding.fsdp import FullyShard
+    from brim.memory.sharding.zero import Zero3, ZeroOptimizer
 
     if parallel.sharding == "ddp":
         return _DistributedDataParallel(trace, parallel)

@@ -14,15 +14,15 @@ from torch import nn
 
 from brim.errors import BrimError, RunError, UnsupportedError, UsageError
 from brim.locale import _
-from brim.memory.building import refusals
-from brim.memory.reference import Stage, Traced
-from brim.memory.values import DataDependentError
+from brim.memory.tracing.building import refusals
+from brim.memory.tracing.reference import Stage, Traced
+from brim.memory.tracing.values import DataDependentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from brim.memory.setup import Target
-    from brim.memory.trace import Tracer
+    from brim.memory.tracing.trace import Tracer
     from brim.workload.settings import Settings
 
     Step = Callable[[nn.Module, int, int], Any]

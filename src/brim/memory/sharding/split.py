@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from brim.memory.sharding_walk import STEPPING, Engine, Parameter
+from brim.memory.sharding.walk import STEPPING, Engine, Parameter
 
 if TYPE_CHECKING:
-    from brim.memory.sharding import Parallel
+    from brim.memory.sharding.shard import Parallel
     from brim.memory.stream import Birth, Trace
 
 _SINGLE_BYTES = 4

@@ -21,9 +21,9 @@ import torch.nn.functional as F  # noqa: N812 (the name that everybody uses)
 from torch.overrides import TorchFunctionMode
 
 if TYPE_CHECKING:
-    from brim.memory.autocast import Autocast
     from brim.memory.setup import Target
-    from brim.memory.trace import Tracer
+    from brim.memory.tracing.autocast import Autocast
+    from brim.memory.tracing.trace import Tracer
 
 AttentionKernel = Literal["flash", "efficient", "math"]
 HALF = (torch.float16, torch.bfloat16)

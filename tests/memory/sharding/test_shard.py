@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from brim.memory.layers import deepen
-from brim.memory.reference import trace_step
 from brim.memory.setup import Setup, Target
-from brim.memory.sharding import Parallel, ddp_buckets, shard
-from brim.memory.sharding_walk import read
+from brim.memory.sharding.shard import Parallel, ddp_buckets, shard
+from brim.memory.sharding.walk import read
 from brim.memory.stream import Trace
+from brim.memory.tracing.reference import trace_step
 
 LLAMA = {
     "model_type": "llama",
@@ -42,7 +42,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "tied": {"config": {**LLAMA, "tie_word_embeddings": True}},
     "frozen first layers": {"freeze": (r"layers\.[01]\.", "embed")},
 }
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "memory_sharding.py"
+BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "memory_sharding.py"
 
 
 @cache
@@ -156,7 +156,7 @@ def test_what_is_frozen_is_split_by_those_who_split_parameters_and_has_no_gradie
 
 
 def test_zero3_steps_through_its_part_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    from brim.memory import sharding_zero
+    from brim.memory.sharding import zero as sharding_zero
 
     def in_step(trace: Trace) -> int:
         return max(live for place, live in trace.peaks().items() if place.phase == "optimizer")
@@ -222,7 +222,7 @@ def test_a_trace_can_be_made_deep_before_it_is_sharded() -> None:
 
 
 def test_a_trace_is_sharded_without_torch() -> None:
-    code = "import sys, brim.memory.sharding, brim.memory.sharding_fsdp, brim.memory.sharding_zero; assert 'torch' not in sys.modules"
+    code = "import sys, brim.memory.sharding, brim.memory.sharding.fsdp, brim.memory.sharding.zero; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

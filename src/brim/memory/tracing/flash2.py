@@ -15,7 +15,7 @@ import torch
 
 from brim.errors import UnsupportedError
 from brim.locale import _
-from brim.memory.kernels import HALF, CudaFlash
+from brim.memory.tracing.kernels import HALF, CudaFlash
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from brim.memory.autocast import Autocast, policies
-from brim.memory.reference import trace_step
 from brim.memory.setup import Setup, Target
+from brim.memory.tracing.autocast import Autocast, policies
+from brim.memory.tracing.reference import trace_step
 
 TINY = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -104,8 +104,8 @@ def test_a_step_on_the_cpu_needs_what_the_trace_says(checkpointing: str) -> None
     """Weights, gradients, two moments and the copies that autocast makes, against a real run."""
     from torch.profiler import ProfilerActivity, profile
 
-    from brim.memory.building import build_model, make_batch
-    from brim.memory.optimizers import make_optimizer
+    from brim.memory.tracing.building import build_model, make_batch
+    from brim.memory.tracing.optimizers import make_optimizer
 
     setup = Setup(
         config=TINY, task="causal-lm", micro_batch=2, length=64, padded=False, precision="amp-bf16", checkpointing=checkpointing
@@ -153,7 +153,7 @@ def test_a_step_on_the_cpu_needs_what_the_trace_says(checkpointing: str) -> None
 
 
 def test_lora_keeps_the_frozen_base_in_half_precision_and_adapters_in_float32() -> None:
-    from brim.memory.building import build_model
+    from brim.memory.tracing.building import build_model
 
     setup = Setup(config=TINY, task="causal-lm", micro_batch=1, length=16, method="lora", precision="amp-fp16")
     dtypes = {parameter.requires_grad: parameter.dtype for parameter in build_model(setup).parameters()}

@@ -1,0 +1,1 @@
+"""What data-parallel training does to the stream of one rank: a rewriting of it, without torch."""
