@@ -33,6 +33,7 @@ CHINESE: Final = re.compile(r"[\u4e00-\u9fff]")
 
 # Names that a Chinese engineer writes in English too, and sentences that are nothing but placeholders.
 SAME_IN_BOTH: Final = {
+    "{verdict}: {limit}",
     "CPU",
     "Flash attention",
     "GPU {index}",

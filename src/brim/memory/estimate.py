@@ -255,7 +255,7 @@ class _Needs:
     def by_kind(self, walk: Walk) -> dict[str, int]:
         """Kinds at the peak, then what is reserved beyond them and held beyond that."""
         kinds = walk.by_kind(walk.peak_event())
-        absent = {kind: 0 for kind in get_args(Kind) if kind not in kinds}
+        absent = {kind: 0 for kind in get_args(Kind) if kind not in {*kinds, "fragmentation", "context"}}
         return {**kinds, **absent, "fragmentation": self.reserved - self.allocated, "context": self.device - self.reserved}
 
 
