@@ -97,7 +97,7 @@ EVERYWHERE: dict[str, dict[str, Any]] = {
     "bf16": {"precision": "bf16"},
 }
 _OPTIMIZERS = ("adamw-fused", "adamw-loop", "adafactor", "sgd", "sgd-momentum", "lion")
-_EMBEDDINGS = ("embed", "wte", "wpe")
+_EMBEDDINGS = ("embed|wte|wpe",)
 # One sequence of 16 tokens: parameters, gradients and the optimizer make the peak, activations hardly count.
 _SHORT: dict[str, Any] = {"micro_batch": 1, "length": 16}
 SOMEWHERE: tuple[tuple[str, str, dict[str, Any]], ...] = (

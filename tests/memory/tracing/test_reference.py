@@ -98,7 +98,9 @@ def test_a_step_of_evaluation_holds_what_the_real_one_holds(config: dict[str, An
 def test_a_loss_in_chunks_never_holds_the_logits_of_all_tokens() -> None:
     whole, chunked = (predicted(loss=loss, micro_batch=16) for loss in ("standard", "chunked"))
     assert whole.by_kind(whole.peak_event())["logits"] >= 2 * 16 * 63 * 500 * 4
-    assert 0 < chunked.by_kind(chunked.peak_event())["logits"] <= 4 * 256 * 500 * 4, "logits, their logarithms and gradients: of 256 tokens"
+    assert 0 < chunked.by_kind(chunked.peak_event())["logits"] <= 4 * 256 * 500 * 4, (
+        "logits, their logarithms and gradients: of 256 tokens"
+    )
     assert chunked.peak_bytes() < whole.peak_bytes()
 
 
