@@ -306,7 +306,7 @@ def _fsdp(case: Case) -> Callable[[], None]:
 
 
 def _deepspeed(case: Case) -> Callable[[], None]:
-    import deepspeed  # type: ignore[import-untyped,unused-ignore]
+    import deepspeed  # type: ignore[import-untyped,import-not-found,unused-ignore]
     import torch
 
     from brim.memory.tracing.building import make_batch
