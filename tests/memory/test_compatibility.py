@@ -65,6 +65,7 @@ def test_a_wrong_combination_is_refused(changes: dict[str, Any], gpu: Any, reaso
         ({"method": "qlora", "sharding": "zero3", "gpus": 2}, A100, "bnb_4bit_quant_storage"),
         ({"optimizer": "adamw-8bit", "sharding": "zero2", "gpus": 2}, A100, "zero_allow_untested_optimizer"),
         ({"seq_len": 8192}, A100, "made for 4096"),
+        ({"method": "qlora", "base_dtype": "float32"}, A100, "--base-dtype changes nothing"),
     ],
 )
 def test_a_doubtful_combination_is_warned_about(changes: dict[str, Any], gpu: Any, reason: str) -> None:

@@ -212,6 +212,10 @@ def _parallel_warnings(settings: Settings) -> Iterator[str]:
 
 
 def _precision_warnings(settings: Settings, gpu: GPU | None) -> Iterator[str]:
+    if settings.base_dtype is not None and settings.method in _QUANTISED:
+        yield _(
+            "--base-dtype changes nothing under {method}: prepare_model_for_kbit_training holds what is not quantised in float32."
+        ).format(method=settings.method)
     if settings.precision == "fp16" and gpu is not None:
         if settings.optimizer.startswith("adamw") and settings.method == "full":
             yield _(
