@@ -26,7 +26,7 @@ _BESIDE_A_BAR = 52
 
 @verb(
     N_(
-        "Predict the peak memory of one training step, to the byte and without a GPU.\n\nMODEL is a catalogue name, a Hub id, a folder, a "
+        "Predict the peak memory of one training step, without a GPU.\n\nMODEL is a catalogue name, a Hub id, a folder, a "
         "config.json, or module:function. Without --gpu, --memory or --device, and with no GPU in this machine, the answer is a row "
         "each for T4, RTX 3090, RTX 4090 and A100. Exit code 1: it does not fit (of several cards: on none)."
     )

@@ -82,7 +82,7 @@ def _of_the_engine(settings: Settings) -> Iterator[str]:
     if settings.optimizer == "paged-adamw-8bit":
         yield _("The paged optimizer's state counts as paged out to the host.")
     if settings.sharding in {"zero1", "zero2", "zero3"}:
-        yield _('DeepSpeed with the bucket sizes that the Trainer\'s "auto" gives it, overlapping communication.')
+        yield _('DeepSpeed with the bucket sizes that the Trainer\'s "auto" gives it, and without overlap_comm.')
     if settings.sharding == "fsdp":
         yield _("FSDP2 shards each layer, gathers the next one ahead, and reshards after forward.")
     if has_master(settings) and settings.sharding == "fsdp":
