@@ -118,6 +118,50 @@ class Candidate(Configuration):
     reasons: tuple[str, ...] = ()
 
 
+Strategy = Literal["shuffled", "grouped", "sliced"]
+"""How sequences come into micro-batches: in random order; by `group_by_length`, across steps; by brim, sorted inside the step only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataReport:
+    """What is known of the data's lengths, in tokens as the model sees them: cut at the longest that is allowed."""
+
+    __pydantic_config__ = STRICT
+
+    source: str
+    """The file or folder; empty where only a length was given."""
+    sequences: PositiveInt
+    tokens: PositiveInt
+    """Of all sequences, sources and targets."""
+    counted_by: str
+    """`tokenizer NAME`, or how tokens were guessed from characters."""
+    exact: bool
+    """Whether a tokenizer counted."""
+    mean_tokens: Annotated[float, Field(gt=0)]
+    median_tokens: PositiveInt
+    p95_tokens: PositiveInt
+    longest_tokens: PositiveInt
+    """Before cutting."""
+    cut: Count = 0
+    """Sequences longer than allowed."""
+    padding: dict[Strategy, Annotated[float, Field(ge=0, le=1)]] = field(default_factory=dict)
+    """Share of the computed tokens that is padding, by strategy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """One setting of the recipe that should follow a change of the effective batch. Advice: nothing is applied unasked."""
+
+    __pydantic_config__ = STRICT
+
+    setting: str
+    """`learning_rate`, `adam_beta2`, `warmup_steps`."""
+    now: float
+    then: float
+    reason: str
+    source: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan(Record):
     """The answer of `brim plan`: the workload, the machine, the configuration chosen, what else was considered, and why."""
@@ -131,8 +175,14 @@ class Plan(Record):
     """None where nothing fits; `alternatives` then holds the nearest that would, on other terms."""
     alternatives: tuple[Candidate, ...] = ()
     considered: Count = 0
+    """Configurations that were looked at: predicted, or ruled out by a bound."""
     elapsed_seconds: Seconds = 0.0
+    margin_bytes: Bytes = 0
+    """Kept free of the limit, on top of what is predicted."""
+    data: DataReport | None = None
+    advice: tuple[Advice, ...] = ()
     assumptions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     brim_version: str = ""
 
     def __post_init__(self) -> None:
