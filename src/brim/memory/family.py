@@ -22,6 +22,7 @@ from brim.memory.columns import Columns
 from brim.memory.layers import NotRepeatedError, check_repeated
 from brim.memory.shapes import ONE, SEVERAL, NotAProductError, ShapedTrace, fit
 from brim.memory.stream import Place
+from brim.memory.work import Shallow, Work, understand
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,7 +35,7 @@ MULTIPLE = 128
 """Of which lengths must be multiples."""
 _CPU_STEPS = (191, 511, 767)
 """aten/src/ATen/native/cpu/FlashAttentionKernel.cpp: the last lengths before larger blocks are taken."""
-_FORMAT = 1
+_FORMAT = 2
 _COLUMNS = ("sizes", "operators", "kinds", "birth_places", "events", "event_places")
 _POWERS = ("batch_powers", "length_powers", "corners", "between")
 _KEPT_BEGINNINGS = 32
@@ -64,10 +65,14 @@ class Family:
     up_to: float
     """... and at most this."""
     facts: Facts
+    work: Work
+    """What it computes, at any shape: lengths that are no multiple are as good, only a little less exact."""
 
     def covers(self, batch: int, length: int) -> bool:
         """Whether the family knows this shape."""
-        return (batch == 1) == (self.shallow.batches == ONE) and length % MULTIPLE == 0 and self.above < length <= self.up_to
+        short, long = self.shallow.lengths
+        knows_length = length % MULTIPLE == 0 and self.above < length <= self.up_to if short < long else length == short
+        return (batch == 1) == (self.shallow.batches == ONE) and knows_length
 
     @cached_property
     def deep(self) -> ShapedTrace:
@@ -103,7 +108,7 @@ class Family:
         }
         arrays: dict[str, NDArray[Any]] = {name: _small(getattr(base, name)) for name in _COLUMNS}
         arrays |= {name: _small(getattr(shallow, name)) for name in _POWERS}
-        return {**arrays, "json": np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8)}
+        return {**arrays, **self.work.to_arrays(), "json": np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Family:
@@ -125,6 +130,7 @@ class Family:
             above=facts["above"],
             up_to=inf if facts["up_to"] is None else facts["up_to"],
             facts=Facts(**{**known, "kernels": tuple(known["kernels"]), "notes": tuple(known["notes"])}),
+            work=Work.from_arrays(arrays),
         )
 
 
@@ -151,45 +157,63 @@ def family_of(setup: Setup, target: Target) -> Setup:
     return replace(setup, micro_batch=(ONE if setup.micro_batch == 1 else SEVERAL)[0], length=lengths[0])
 
 
-def trace_family(setup: Setup, target: Target) -> Family:
+def trace_family(setup: Setup, target: Target, *, one_length: bool = False) -> Family:
     """Trace a few small shapes of a few layers; of all layers, where they do not all do the same.
 
-    NotAProductError: the structure changes with the shape.
+    `one_length`: a family of this very length, for all micro-batches. NotAProductError: the structure changes with the shape.
     """
     from brim.memory.tracing.depth import shallow
 
+    above, up_to = length_class(setup.config, target, setup.length)
+    lengths = (setup.length, setup.length) if one_length else _base_lengths(above, up_to)
+    if lengths is None:
+        raise NotAProductError
     reduced, removed = shallow(setup)
     try:
-        return _trace(reduced, removed, target)
+        return _trace(reduced, removed, target, lengths)
     except NotRepeatedError:
-        return _trace(setup, (), target)
+        return _trace(setup, (), target, lengths)
 
 
-def _trace(reduced: Setup, removed: tuple[int, ...], target: Target) -> Family:
+def _trace(reduced: Setup, removed: tuple[int, ...], target: Target, lengths: tuple[int, int]) -> Family:
     from brim.memory.tracing.depth import deep_facts, inserted_layers
     from brim.memory.tracing.reference import trace_step
 
     above, up_to = length_class(reduced.config, target, reduced.length)
-    lengths = _base_lengths(above, up_to)
-    if lengths is None:
-        raise NotAProductError
     batches = ONE if reduced.micro_batch == 1 else SEVERAL
     first = trace_step(replace(reduced, micro_batch=batches[0], length=lengths[0]), target)
     inserted = inserted_layers(reduced, removed, first)
     _check(first.trace, inserted)
 
+    traces = {(batches[0], lengths[0]): first.trace}
+
     def trace(batch: int, length: int) -> Trace:
-        return trace_step(replace(reduced, micro_batch=batch, length=length), target).trace
+        traces[batch, length] = trace_step(replace(reduced, micro_batch=batch, length=length), target).trace
+        return traces[batch, length]
 
     def begin(batch: int, length: int) -> Trace:
-        return _beginning(replace(reduced, micro_batch=batch, length=length), target)
+        traces[batch, length] = _beginning(replace(reduced, micro_batch=batch, length=length), target)
+        return traces[batch, length]
 
     shaped = fit(trace, lengths, batches, first=first.trace, begin=begin if reduced.evaluation_batch is None else None)
+    if lengths[0] == lengths[1]:
+        begin(batches[0], _another_length(reduced, up_to))  # for what it computes
     total, trainable, layers = deep_facts(first, inserted)
     facts = Facts(tuple(sorted(first.kernels)), first.attention, total, trainable, layers, first.notes)
-    family = Family(shaped, inserted, above, up_to, facts)
+    family = Family(shaped, inserted, above, up_to, facts, _work(traces, inserted, trainable / first.trainable_parameters))
     assert family.deep  # made now, so that what cannot be deepened is found out here
     return family
+
+
+def _work(traces: dict[tuple[int, int], Trace], inserted: tuple[tuple[int, int], ...], optimizer_times: float) -> Work:
+    """What the shapes compute, the layers that were not traced included."""
+    repeats: dict[int | None, int] = {}
+    before = 0
+    for template, extra in inserted:
+        repeats[template - before] = 1 + extra
+        before += extra
+    shapes = [Shallow(*shape, trace.calls, trace.places) for shape, trace in traces.items()]
+    return understand(shapes, repeats, optimizer_times)
 
 
 def _check(trace: Trace, inserted: tuple[tuple[int, int], ...]) -> None:
@@ -241,6 +265,11 @@ def _base_lengths(above: int, up_to: float) -> tuple[int, int] | None:
     short = (above // MULTIPLE + 1) * MULTIPLE
     long = 2 * short if 2 * short <= up_to else int(up_to) // MULTIPLE * MULTIPLE if up_to < inf else 0
     return (short, long) if short < long else None
+
+
+def _another_length(setup: Setup, up_to: float) -> int:
+    """To see what grows with the length: twice as long, unless positions end before that."""
+    return 2 * setup.length if 2 * setup.length <= up_to else max(1, setup.length // 2)
 
 
 def _small(column: NDArray[np.int64]) -> NDArray[Any]:

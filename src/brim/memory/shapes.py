@@ -82,7 +82,8 @@ class ShapedTrace:
         sizes: Ints = self.base.sizes * over // under
         if len(self.between):
             short, long = self.lengths
-            lines = self.corners[:, :, 0] + (length - short) / (long - short) * (self.corners[:, :, 1] - self.corners[:, :, 0])
+            share = (length - short) / (long - short) if long > short else 0.0
+            lines = self.corners[:, :, 0] + share * (self.corners[:, :, 1] - self.corners[:, :, 0])
             if len(self.batches) > 1:
                 few, many = self.batches
                 lines[:, 0] += (batch - few) / (many - few) * (lines[:, 1] - lines[:, 0])
@@ -118,10 +119,11 @@ def fit(
     """Find how each storage grows, from traces of all pairs of these batches and lengths.
 
     `trace(batch, length)` is a whole trace; `begin(batch, length)` its beginning up to the end of the first step's backward, where that
-    is cheaper. `first` is the trace of the first batch and length, if it is there already.
+    is cheaper. `first` is the trace of the first batch and length, if it is there already. Two lengths that are the same one mean that the
+    fit holds for that length only.
     """
     base = Columns.of(first or trace(batches[0], lengths[0]))
-    others = [(batch, length) for batch in batches for length in lengths][1:]
+    others = [(batch, length) for batch in batches for length in dict.fromkeys(lengths)][1:]
     sizes = None
     if begin is not None:
         try:
@@ -130,7 +132,9 @@ def fit(
             sizes = None
     if sizes is None:
         sizes = [_same_events(base, trace(*shape)) for shape in others]
-    corners = np.stack([base.sizes, *sizes], axis=1).reshape(-1, len(batches), 2)
+    corners = np.stack([base.sizes, *sizes], axis=1).reshape(-1, len(batches), len(set(lengths)))
+    if lengths[0] == lengths[1]:
+        corners = np.repeat(corners, 2, axis=2)
     return _understand(base, lengths, batches, corners)
 
 

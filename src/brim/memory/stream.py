@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from brim.memory.work import Call
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -56,6 +58,8 @@ class Trace:
     """`k` for the birth of storage `k`, `~k` for its death."""
     event_places: list[int] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    """What was computed: forward and backward of the first micro-batch, and every optimizer step."""
 
     def peaks(self) -> dict[Place, int]:
         """Most bytes alive at once, per place."""

@@ -44,7 +44,7 @@ def use_flash2(model: Any, half: torch.dtype) -> None:
 
 
 def flash2(
-    _module: nn.Module,
+    module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -55,15 +55,16 @@ def flash2(
 ) -> tuple[torch.Tensor, None]:
     """Attention over [batch, heads, length, size]; the result is [batch, length, heads, size]."""
     size = value.shape[-1]
+    causal = bool(getattr(module, "is_causal", True))
     casts = half if query.dtype not in HALF else query.dtype
     query, key, value = (_padded_head(tensor.to(casts), query.shape[-1]) for tensor in (query, key, value))
     if attention_mask is None:
-        attended: torch.Tensor = CudaFlash.apply(query, key, value)  # type: ignore[no-untyped-call]
+        attended: torch.Tensor = CudaFlash.apply(query, key, value, causal)  # type: ignore[no-untyped-call]
         return attended.transpose(1, 2)[..., :size], None
     indices = attention_mask.flatten().nonzero().flatten()
     packed = [tensor.transpose(1, 2).flatten(0, 1)[indices] for tensor in (query, key, value)]
     in_row = [tensor.unsqueeze(0).transpose(1, 2) for tensor in packed]
-    attended = CudaFlash.apply(*in_row)  # type: ignore[no-untyped-call]
+    attended = CudaFlash.apply(*in_row, causal, query.shape[0])  # type: ignore[no-untyped-call]
     row = attended.transpose(1, 2).squeeze(0)
     batch, _heads, length, _size = query.shape
     padded = row.new_zeros(batch * length, *row.shape[1:]).index_put((indices,), row)

@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the name that everybody uses)
 from torch.overrides import TorchFunctionMode
 
+from brim.memory.tracing.counting import note, note_attention
+
 if TYPE_CHECKING:
     from brim.memory.setup import Target
     from brim.memory.tracing.autocast import Autocast
@@ -126,9 +128,9 @@ class Kernels(TorchFunctionMode):
                 result = torch.ops.aten._scaled_dot_product_attention_math(*arguments, scale=scale, enable_gqa=enable_gqa)
             return result[0]  # type: ignore[no-any-return]
         if self._target.backend == "cpu":
-            return _CpuFlash.apply(query, key, value, bias, self._tracer, self._target.threads)  # type: ignore[no-any-return,no-untyped-call]
+            return _CpuFlash.apply(query, key, value, bias, self._tracer, self._target.threads, is_causal)  # type: ignore[no-any-return,no-untyped-call]
         if kernel == "flash":
-            return CudaFlash.apply(query, key, value)  # type: ignore[no-any-return,no-untyped-call]
+            return CudaFlash.apply(query, key, value, is_causal)  # type: ignore[no-any-return,no-untyped-call]
         return _CudaEfficient.apply(query, key, value, bias)  # type: ignore[no-any-return,no-untyped-call]
 
 
@@ -147,13 +149,19 @@ class _GroupedProduct(torch.autograd.Function):
         needs_rows, needs_matrices = ctx.needs_input_grad
         ctx.save_for_backward(rows if needs_matrices else None, matrices if needs_rows else None)
         ctx.shapes = rows.shape, matrices.shape
-        return rows.new_empty(rows.shape[0], matrices.shape[-1])
+        result = rows.new_empty(rows.shape[0], matrices.shape[-1])
+        note("grouped_mm", rows, 2 * rows.numel() * matrices.shape[-1], (rows, matrices, result))
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        grads = (
-            grad.new_empty(shape) if needed else None for shape, needed in zip(ctx.shapes, ctx.needs_input_grad, strict=True)
-        )
+        rows, matrices = ctx.saved_tensors
+        flops = 2 * grad.numel() * ctx.shapes[0][-1]
+        grads = []
+        for shape, needed, other in zip(ctx.shapes, ctx.needs_input_grad, (matrices, rows), strict=True):
+            grads.append(grad.new_empty(shape) if needed else None)
+            if needed:
+                note("grouped_mm", grad, flops, (grad, other, grads[-1]))
         return tuple(grads)
 
 
@@ -173,7 +181,9 @@ class _CpuFlash(torch.autograd.Function):
     """aten/src/ATen/native/cpu/FlashAttentionKernel.cpp."""
 
     @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any, bias: Any, tracer: Tracer, threads: int) -> torch.Tensor:
+    def forward(
+        ctx: Any, query: Any, key: Any, value: Any, bias: Any, tracer: Tracer, threads: int, causal: bool
+    ) -> torch.Tensor:
         batch, heads, length, size = query.shape
         out = torch.empty_like(query)  # in the query's own memory order, whatever that is
         logsumexp = query.new_empty(batch, length, heads, dtype=torch.float32).transpose(1, 2)
@@ -184,6 +194,8 @@ class _CpuFlash(torch.autograd.Function):
         ctx.save_for_backward(query, key, value, out, logsumexp, bias)
         ctx.tracer = tracer
         ctx.scratch = 4 * threads * (2 * q_split * kv_split + q_split)
+        ctx.share = 0.5 if causal else 1.0
+        note_attention(query, key, (query, key, value, bias, out), share=ctx.share)
         return out
 
     @staticmethod
@@ -191,19 +203,25 @@ class _CpuFlash(torch.autograd.Function):
         query, key, value, *_rest = ctx.saved_tensors
         grads = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
         ctx.tracer.transient((ctx.scratch,), "flash_attention_backward")
-        return *grads, None, None, None
+        note_attention(query, key, (query, key, value, grad, *grads), share=ctx.share, backward=True)
+        return *grads, None, None, None, None
 
 
 class CudaFlash(torch.autograd.Function):
     """aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp."""
 
     @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any) -> torch.Tensor:
-        """Take [batch, heads, length, size]; save the three, the output and the logarithms of the row sums."""
+    def forward(ctx: Any, query: Any, key: Any, value: Any, causal: bool, sequences: int = 1) -> torch.Tensor:
+        """Take [batch, heads, length, size]; save the three, the output and the logarithms of the row sums.
+
+        `sequences` are packed into each row, and attend to themselves only.
+        """
         batch, heads, length, _size = query.shape
         out = _heads_last(query)
         logsumexp = query.new_empty(batch, heads, length, dtype=torch.float32)
         ctx.save_for_backward(query, key, value, out, logsumexp)
+        ctx.share = (0.5 if causal else 1.0) / sequences
+        note_attention(query, key, (query, key, value, out), share=ctx.share)
         return out
 
     @staticmethod
@@ -220,8 +238,10 @@ class CudaFlash(torch.autograd.Function):
         if heads != key.shape[1]:
             expanded = [query.new_empty(batch, key.shape[2], heads, size) for _ in range(2)]
             del expanded
-        del row_sums, accumulator
-        return grad_query, grad_key, grad_value
+        touched = (query, key, value, grad, accumulator, grad_query, grad_key, grad_value)
+        note_attention(query, key, touched, share=ctx.share, backward=True)
+        del row_sums, accumulator, touched
+        return grad_query, grad_key, grad_value, None, None
 
 
 class _CudaEfficient(torch.autograd.Function):
@@ -237,6 +257,7 @@ class _CudaEfficient(torch.autograd.Function):
         logsumexp = query.new_empty(batch, heads, -(-length // 32) * 32, dtype=torch.float32)
         ctx.save_for_backward(query, key, value, out, logsumexp, bias)
         result: torch.Tensor = out
+        note_attention(query, key, (query, key, value, bias, out))
         return result
 
     @staticmethod
@@ -245,6 +266,7 @@ class _CudaEfficient(torch.autograd.Function):
         batch, heads, length, size = query.shape
         row_sums = query.new_empty(batch, heads, length, dtype=torch.float32)
         grads = _heads_last(query), _heads_last(key), _heads_last(value)
+        note_attention(query, key, (query, key, value, grad, *grads), backward=True)
         if query.dtype in HALF:
             accumulator = query.new_empty(batch, heads, length, size, dtype=torch.float32)
             del accumulator

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 import torch
 
+from brim.memory.tracing.counting import note
 from brim.workload.words import Optimizer
 
 if TYPE_CHECKING:
@@ -77,8 +78,12 @@ class _Stateful:
     def step(self) -> None:
         """Create the state at the first call; after that the kernel works in place."""
         for parameter in self._parameters:
-            if parameter.grad is not None and parameter not in self.state:
+            if parameter.grad is None:
+                continue
+            if parameter not in self.state:
                 self.state[parameter] = self._make_state(parameter)
+            state = self.state[parameter].values()
+            note("fused_step", parameter, 0, (parameter, parameter, parameter.grad, *state, *state))  # read, and written
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients."""

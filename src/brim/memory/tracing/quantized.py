@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the name that everybody uses)
 from torch import nn
 
+from brim.memory.tracing.counting import note
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -69,7 +71,9 @@ class QuantizedLinear(nn.Linear):
 
     def written_out(self, like: torch.Tensor) -> torch.Tensor:
         """The whole weight, in the dtype of `like`."""
-        return like.new_empty(self.out_features, self.in_features)
+        weight = like.new_empty(self.out_features, self.in_features)
+        note("dequantize", like, 0, (self.weight, weight))
+        return weight
 
     def _cast_bias(self, dtype: torch.dtype) -> None:
         if self.bias is not None and self.bias.dtype != dtype:
@@ -139,6 +143,7 @@ class _EightBitCuda(_EightBit):
         rows = x.reshape(-1, x.shape[-1])
         quantised, row_scales = _quantised_rows(rows.to(torch.float16))
         product = rows.new_empty(rows.shape[0], layer.out_features, dtype=torch.int32)
+        note("int8_mm", quantised, 2 * rows.numel() * layer.out_features, (quantised, layer.weight, product))
         out = torch.empty_like(product, dtype=torch.float16)
         result = out.to(x.dtype)
         del product, out

@@ -22,8 +22,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from brim.memory.stream import Birth, Place, Trace, parameter_operator
+from brim.memory.tracing import counting
 from brim.memory.tracing.results import call
 from brim.memory.tracing.values import QUESTIONS, Values
+from brim.memory.work import Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,6 +40,7 @@ _IN_PLACE_IN_BACKWARD = frozenset(
 )
 _ADD = torch.ops.aten.add.Tensor
 _AFTER_BACKWARD = frozenset({"clip", "optimizer"})
+_OF_A_MICRO_BATCH = frozenset({"forward", "backward"})
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -69,6 +72,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._boundaries: list[int] = []
         self._is_watching = False
         self._collects = False
+        self._counts = False
         self.go("build", 0, None)
 
     def go(self, phase: str, round_: int, layer: int | None) -> None:
@@ -78,6 +82,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.trace.places.append(place)
             self._place = len(self.trace.places) - 1
             self._phase = phase
+            self._counts = phase in _AFTER_BACKWARD or (phase in _OF_A_MICRO_BATCH and round_ == 0)
 
     def adopt(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
         """Count tensors that exist already, or name the kind of those that are counted."""
@@ -132,11 +137,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         gc.disable()
         super().__enter__()  # type: ignore[no-untyped-call]
         self._is_watching = True
+        counting.listen(self._note)
         return self
 
     def __exit__(self, *problem: object) -> None:
         """The end of the step. What dies later dies with the model, which is no part of it."""
         self._is_watching = False
+        counting.listen(None)
         super().__exit__(*problem)  # type: ignore[no-untyped-call]
         if self._collects:
             gc.enable()
@@ -157,9 +164,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._follow_backward()
             if func in _IN_PLACE_IN_BACKWARD or (func is _ADD and self._is_sum_in_place(*args[:2])):
                 self.transient(self._scratch(func, args), func._schema.name)
+                self._count(func, args, args[0])
                 return args[0]
         if func in self._in_place:
             self.transient(self._scratch(func, args), func._schema.name)
+            self._count(func, args, args[0])
             return args[0].detach()
         result = self.values.answer(func, args) if func in QUESTIONS else NotImplemented
         if result is NotImplemented:
@@ -176,7 +185,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sizes = self._scratch(func, args)
         if sizes:
             self.transient(sizes, func._schema.name)
+        self._count(func, args, result)
         return result
+
+    def _count(self, func: Any, args: Any, result: Any) -> None:
+        """Note what a call computes."""
+        if self._counts and (found := counting.count(func, args, result)) is not None:
+            self._note(*found)
+
+    def _note(self, operator: str, number_format: int, flops: int, operands: tuple[int, ...]) -> None:
+        if self._counts:
+            self.trace.calls.append(Call(operator, self._place, number_format, flops, operands))
 
     def _bear_by_parameter(self, result: Any, func: Any, args: Any) -> None:
         """After backward, operators work on one parameter, or on a list of them: what they make belongs to the parameter's layer."""

@@ -1,0 +1,106 @@
+"""What a device does in a second: from its data sheet and the constants, or measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from brim.memory.work import FORMATS
+from brim.speed import constants
+
+if TYPE_CHECKING:
+    from brim.machine.records import GPU
+    from brim.memory.work import Floats, Ints
+
+
+@dataclass(frozen=True)
+class Rates:
+    """One device."""
+
+    flops: dict[str, float]
+    """Operations per second that large products reach, by the formats of `brim.memory.work`."""
+    bandwidth: tuple[tuple[float, float], ...]
+    """Bytes of a call, and bytes per second at that size; between them, lines over the logarithm of the size."""
+    attention_share: float
+    """Fused attention against large products."""
+    kernel_seconds: float
+    """Added to every call on the device."""
+    launch_seconds: float
+    """The host's time for every call, which hides behind the device's."""
+    overlaps: bool
+    """Whether a call computes and moves at the same time, and the host runs ahead: a GPU does, the CPU does not."""
+    micro_batch_seconds: float = 0.0
+    """Per micro-batch, whatever its size."""
+    host_bytes_per_second: float = constants.DEFAULT_HOST_LINK_BYTES_PER_SECOND
+    peer_bytes_per_second: float = constants.DEFAULT_HOST_LINK_BYTES_PER_SECOND
+    scale: float = 1.0
+    """Measured seconds over predicted ones."""
+    source: str = "constants"
+    """`constants`, or what was measured."""
+    notes: tuple[str, ...] = field(default=())
+
+    def flops_of(self, formats: Ints) -> Floats:
+        """The rate of each call."""
+        rates: Floats = np.array([self.flops[name] for name in FORMATS])
+        return rates[formats]
+
+    def bandwidth_of(self, sizes: Floats) -> Floats:
+        """Bytes per second of calls that move this many bytes."""
+        if len(self.bandwidth) == 1:
+            return np.full(len(sizes), self.bandwidth[0][1])
+        knots, rates = zip(*self.bandwidth, strict=True)
+        return np.exp(np.interp(np.log(np.maximum(sizes, 1.0)), np.log(knots), np.log(rates)))
+
+
+def rates_of_gpu(gpu: GPU) -> Rates:
+    """What a card of the catalogue does."""
+    plain = constants.PLAIN_FLOPS_SHARE * (gpu.dense_flops.get("fp32") or _UNKNOWN_FP32)
+    half = _tensor_flops(gpu)
+    host = gpu.host_bytes_per_second or constants.DEFAULT_HOST_LINK_BYTES_PER_SECOND
+    peer = gpu.peer_bytes_per_second or host
+    return Rates(
+        flops={"fp32": plain, "half": max(half, plain), "int8": max(half * constants.INT8_OVER_HALF, plain)},
+        bandwidth=((1.0, constants.BANDWIDTH_SHARE * (gpu.bandwidth_bytes_per_second or _UNKNOWN_BANDWIDTH)),),
+        attention_share=constants.ATTENTION_SHARE,
+        kernel_seconds=constants.KERNEL_SECONDS,
+        launch_seconds=constants.LAUNCH_SECONDS,
+        overlaps=True,
+        micro_batch_seconds=constants.STEP_OVERHEAD_SECONDS,
+        host_bytes_per_second=constants.LINK_SHARE * host,
+        peer_bytes_per_second=constants.LINK_SHARE * peer,
+    )
+
+
+_UNKNOWN_FP32 = 20e12
+_UNKNOWN_BANDWIDTH = 600e9
+"""A card of which only the memory is known counts as a middling one: times are then for comparison only."""
+
+
+def _tensor_flops(gpu: GPU) -> float:
+    """Half precision: the data sheet's peak, or what the power limit sustains."""
+    peak = gpu.dense_flops.get("fp16") or gpu.dense_flops.get("bf16") or 0.0
+    sustained = constants.MATMUL_SHARE * peak
+    limit = _per_watt(gpu.sm)
+    return min(sustained, limit * gpu.watts) if limit is not None and gpu.watts else sustained
+
+
+def _per_watt(capability: tuple[int, int] | None) -> float | None:
+    """Of the nearest older chip."""
+    if capability is None:
+        return None
+    older = [known for known in constants.TENSOR_FLOPS_PER_WATT if known <= capability]
+    return constants.TENSOR_FLOPS_PER_WATT[max(older)] if older else None
+
+
+def rates_of_cpu(cores: float) -> Rates:
+    """A CPU of which nothing was measured."""
+    return Rates(
+        flops={name: cores * rate for name, rate in constants.CPU_FLOPS_PER_CORE.items()},
+        bandwidth=tuple((size, cores * rate) for size, rate in constants.CPU_BYTES_PER_SECOND_PER_CORE),
+        attention_share=constants.ATTENTION_SHARE,
+        kernel_seconds=constants.CPU_CALL_SECONDS,
+        launch_seconds=0.0,
+        overlaps=False,
+    )
