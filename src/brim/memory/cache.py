@@ -55,6 +55,11 @@ def load(key: str) -> Arrays | None:
     return arrays
 
 
+def is_stored(key: str) -> bool:
+    """Whether there is an answer, whole or not."""
+    return (_folder() / f"{key}.npz").exists()
+
+
 def store(key: str, arrays: Arrays) -> None:
     """Keep an answer, whole or not at all."""
     buffer = io.BytesIO()

@@ -23,7 +23,7 @@ from brim.memory.peaks import Walk, requests_of, walk_allocator, walk_plain, wit
 from brim.memory.setup import Setup
 from brim.memory.sharding.shard import shard
 from brim.memory.where import Where, find_where
-from brim.records import Estimate
+from brim.records import Estimate, MemoryPrediction
 from brim.workload.resolve import Model, find_model
 from brim.workload.settings import DEFAULT_RANK, Settings, read_settings
 from brim.workload.words import Kind
@@ -107,7 +107,7 @@ class Question:
                 name=found.name
             )
             raise UnsupportedError(text, hint=_("Build it in Python and give the module: brim.estimate(module)."))
-        filled = _fill(settings, found, where)
+        filled = fill(settings, found, where)
         name = found.name if isinstance(found, Model) else type(found).__name__
         return cls(name, found, filled, settings, where, step, cache)
 
@@ -184,21 +184,13 @@ class Question:
         from brim import __version__
 
         obtained, walk = held.obtained, held.walk
-        needs = _Needs.of(held, self.where, self.settings.ranks)
+        needs = Needs.of(held, self.where, self.settings.ranks)
         return Estimate(
+            **vars(needs.prediction(walk, self.where.limit_bytes)),
             model=self.name,
             device=self.where.name,
             settings=replace(self.settings, attention=cast("Any", obtained.facts.attention)),
-            peak_allocated_bytes=needs.allocated,
-            peak_reserved_bytes=needs.reserved,
-            peak_device_bytes=needs.device,
-            smallest_surviving_limit_bytes=needs.smallest_limit,
-            limit_bytes=self.where.limit_bytes,
-            fits=needs.fits,
             retries=needs.retries,
-            peak_phase=cast("Any", walk.peak_phase()),
-            by_phase=cast("Any", walk.by_phase()),
-            by_kind=cast("Any", needs.by_kind(walk)),
             attention_kernel=obtained.attention_kernel,
             total_parameters=obtained.facts.total_parameters,
             trainable_parameters=obtained.facts.trainable_parameters,
@@ -218,9 +210,9 @@ class Held:
     """Bytes that the allocator must be able to take for the step to run."""
 
     @classmethod
-    def of(cls, question: Question) -> Held:
-        """Trace, spread and replay."""
-        obtained = question.obtain()
+    def of(cls, question: Question, obtained: Obtained | None = None) -> Held:
+        """Trace, unless that is done, spread and replay."""
+        obtained = obtained or question.obtain()
         walk = question.walk(obtained)
         if question.where.gpu is None:
             return cls(obtained, walk, walk.peak_bytes())
@@ -228,7 +220,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class _Needs:
+class Needs:
     """What a step takes of its device."""
 
     allocated: int
@@ -239,7 +231,8 @@ class _Needs:
     retries: int
 
     @classmethod
-    def of(cls, held: Held, where: Where, ranks: int) -> _Needs:
+    def of(cls, held: Held, where: Where, ranks: int) -> Needs:
+        """From the walk, and under the limit where that is tight."""
         allocated, reserved = held.walk.peak_bytes(), int(held.walk.reserved.max())
         if where.gpu is None:
             return cls(allocated, allocated, allocated, allocated, allocated <= where.limit_bytes, 0)
@@ -252,6 +245,20 @@ class _Needs:
         retries = under.retries if under is not None and fits else 0
         return cls(allocated, reserved, reserved + beyond, held.smallest_room + beyond, fits, retries)
 
+    def prediction(self, walk: Walk, limit_bytes: int) -> MemoryPrediction:
+        """As records hold it."""
+        return MemoryPrediction(
+            peak_allocated_bytes=self.allocated,
+            peak_reserved_bytes=self.reserved,
+            peak_device_bytes=self.device,
+            smallest_surviving_limit_bytes=self.smallest_limit,
+            limit_bytes=limit_bytes,
+            fits=self.fits,
+            peak_phase=cast("Any", walk.peak_phase()),
+            by_phase=cast("Any", walk.by_phase()),
+            by_kind=cast("Any", self.by_kind(walk)),
+        )
+
     def by_kind(self, walk: Walk) -> dict[str, int]:
         """Kinds at the peak, then what is reserved beyond them and held beyond that."""
         kinds = walk.by_kind(walk.peak_event())
@@ -259,8 +266,8 @@ class _Needs:
         return {**kinds, **absent, "fragmentation": self.reserved - self.allocated, "context": self.device - self.reserved}
 
 
-def _fill(settings: Settings, model: object, where: Where) -> Settings:
-    """What was not said, by the model and by what is usual."""
+def fill(settings: Settings, model: object, where: Where) -> Settings:
+    """The settings with what was not said filled in, by the model and by what is usual."""
     gpus = settings.gpus
     if where.count is not None:
         if gpus not in {1, where.count}:

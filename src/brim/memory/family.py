@@ -22,7 +22,7 @@ from brim.memory.columns import Columns
 from brim.memory.layers import NotRepeatedError, check_repeated
 from brim.memory.shapes import ONE, SEVERAL, NotAProductError, ShapedTrace, fit
 from brim.memory.stream import Place
-from brim.memory.work import Shallow, Work, understand
+from brim.memory.work import Work, work_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -154,7 +154,12 @@ def family_of(setup: Setup, target: Target) -> Setup:
     lengths = _base_lengths(*length_class(setup.config, target, setup.length))
     if setup.length % MULTIPLE or lengths is None:
         return setup
-    return replace(setup, micro_batch=(ONE if setup.micro_batch == 1 else SEVERAL)[0], length=lengths[0])
+    return replace(stands_for(setup), length=lengths[0])
+
+
+def stands_for(setup: Setup) -> Setup:
+    """The setup that stands for its micro-batches."""
+    return replace(setup, micro_batch=(ONE if setup.micro_batch == 1 else SEVERAL)[0])
 
 
 def trace_family(setup: Setup, target: Target, *, one_length: bool = False) -> Family:
@@ -200,20 +205,9 @@ def _trace(reduced: Setup, removed: tuple[int, ...], target: Target, lengths: tu
         begin(batches[0], _another_length(reduced, up_to))  # for what it computes
     total, trainable, layers = deep_facts(first, inserted)
     facts = Facts(tuple(sorted(first.kernels)), first.attention, total, trainable, layers, first.notes)
-    family = Family(shaped, inserted, above, up_to, facts, _work(traces, inserted, trainable / first.trainable_parameters))
+    family = Family(shaped, inserted, above, up_to, facts, work_of(traces, inserted, trainable / first.trainable_parameters))
     assert family.deep  # made now, so that what cannot be deepened is found out here
     return family
-
-
-def _work(traces: dict[tuple[int, int], Trace], inserted: tuple[tuple[int, int], ...], optimizer_times: float) -> Work:
-    """What the shapes compute, the layers that were not traced included."""
-    repeats: dict[int | None, int] = {}
-    before = 0
-    for template, extra in inserted:
-        repeats[template - before] = 1 + extra
-        before += extra
-    shapes = [Shallow(*shape, trace.calls, trace.places) for shape, trace in traces.items()]
-    return understand(shapes, repeats, optimizer_times)
 
 
 def _check(trace: Trace, inserted: tuple[tuple[int, int], ...]) -> None:

@@ -16,10 +16,12 @@ import numpy as np
 
 from brim.errors import BrimError, UnsupportedError
 from brim.locale import _
-from brim.memory.cache import key_of, load, store
+from brim.memory.cache import is_stored, key_of, load, store
 from brim.memory.columns import Columns
-from brim.memory.family import Facts, Family, family_of, family_or_none, has_family
+from brim.memory.family import Facts, Family, family_of, family_or_none, has_family, stands_for, trace_family
+from brim.memory.shapes import NotAProductError
 from brim.memory.stream import Place, Trace
+from brim.memory.work import Work
 from brim.workload.resolve import Model
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ class Obtained:
 
     trace: Trace
     facts: Facts
+    work: Work | None = None
+    """What it computes; None where it came from a family, which knows."""
     asked_values: bool = False
     """Whether a module's step asked for values of tensors, and was told yes, or one."""
 
@@ -70,17 +74,60 @@ def obtain(setup: Setup, target: Target, *, cache: bool = True) -> Obtained:
         traced = trace_deep(setup, target)
     if cache:
         store(names["shape"], _shape_arrays(traced))
-    return Obtained(traced.trace, facts_of(traced))
+    return Obtained(traced.trace, facts_of(traced), traced.work)
+
+
+_families: dict[str, Family] = {}
+_MOST_FAMILIES = 64
+
+
+def obtain_family(setup: Setup, target: Target, *, cache: bool = True) -> Family | None:
+    """All micro-batches of a setup at once; None where each must be traced itself.
+
+    Its length is one of many where it can be, else the only one.
+    """
+    setup, name, is_one_of_many = _named(setup, target, cache=cache)
+    if name in _families:
+        return _families[name]
+    family = _stored_family(load(name)) if cache else None
+    if family is None:
+        try:
+            with quiet(), traceable():
+                family = trace_family(setup, target, one_length=not is_one_of_many)
+        except NotAProductError:
+            return None
+        if cache:
+            store(name, family.to_arrays())
+    if len(_families) >= _MOST_FAMILIES:
+        del _families[next(iter(_families))]
+    _families[name] = family
+    return family
+
+
+def has_stored_family(setup: Setup, target: Target) -> bool:
+    """Whether the cache holds it."""
+    _setup, name, _is_one_of_many = _named(setup, target, cache=True)
+    return name in _families or is_stored(name)
+
+
+def _named(setup: Setup, target: Target, *, cache: bool) -> tuple[Setup, str, bool]:
+    """The completed setup, the name of its family, and whether that has many lengths."""
+    setup = _completed(setup, cache=cache)
+    is_one_of_many = has_family(setup, target)
+    one = family_of(setup, target) if is_one_of_many else stands_for(setup)
+    return setup, key_of({"family" if is_one_of_many else "length": _question(one, target)}), is_one_of_many
 
 
 def obtain_module(model: Any, step: Any, settings: Settings, target: Target) -> Obtained:
     """The step of a module, or of what a function builds: traced whole, and not kept, since nothing names it."""
     from brim.memory.tracing.modules import trace_module
+    from brim.memory.tracing.reference import with_work
 
     module = model.build("meta") if isinstance(model, Model) else model
     with quiet(), traceable():
         traced, asked = trace_module(module, step, settings, target)
-    return Obtained(traced.trace, facts_of(traced), asked)
+        traced = with_work(traced, (settings.micro_batch, settings.seq_len or 1))
+    return Obtained(traced.trace, facts_of(traced), traced.work, asked)
 
 
 def facts_of(traced: Traced) -> Facts:
@@ -154,15 +201,17 @@ def _question(setup: Setup, target: Target) -> dict[str, Any]:
     return {**said, "config": dict(setup.config), "target": vars(target)}
 
 
-def _read_family(arrays: Arrays | None, setup: Setup) -> Obtained | None:
-    if arrays is None:
-        return None
+def _stored_family(arrays: Arrays | None) -> Family | None:
     try:
-        family = Family.from_arrays(arrays)
+        return Family.from_arrays(arrays) if arrays is not None else None
     except (KeyError, ValueError, TypeError):
         return None
+
+
+def _read_family(arrays: Arrays | None, setup: Setup) -> Obtained | None:
+    family = _stored_family(arrays)
     shape = setup.micro_batch, setup.length
-    return Obtained(family.at(*shape), family.facts) if family.covers(*shape) else None
+    return Obtained(family.at(*shape), family.facts) if family is not None and family.covers(*shape) else None
 
 
 _COLUMNS = ("sizes", "operators", "kinds", "birth_places", "events", "event_places")
@@ -172,7 +221,8 @@ def _shape_arrays(traced: Traced) -> Arrays:
     columns = Columns.of(traced.trace)
     said = {"names": columns.names, "places": columns.places, "facts": vars(facts_of(traced))}
     arrays: Arrays = {name: getattr(columns, name) for name in _COLUMNS}
-    return {**arrays, "json": np.frombuffer(json.dumps(said).encode(), dtype=np.uint8)}
+    assert traced.work is not None
+    return {**arrays, **traced.work.to_arrays(), "json": np.frombuffer(json.dumps(said).encode(), dtype=np.uint8)}
 
 
 def _read_shape(arrays: Arrays | None) -> Obtained | None:
@@ -183,6 +233,7 @@ def _read_shape(arrays: Arrays | None) -> Obtained | None:
         places = tuple(Place(*place) for place in said["places"])
         columns = Columns(**{name: arrays[name] for name in _COLUMNS}, names=tuple(said["names"]), places=places)
         facts = Facts(**{**said["facts"], "kernels": tuple(said["facts"]["kernels"]), "notes": tuple(said["facts"]["notes"])})
+        work = Work.from_arrays(arrays)
     except (KeyError, ValueError, TypeError):
         return None
-    return Obtained(columns.trace(), facts)
+    return Obtained(columns.trace(), facts, work)

@@ -29,6 +29,8 @@ class Where:
     count: int | None = None
     """How many, where the name said so."""
     assumptions: tuple[str, ...] = ()
+    is_here: bool = False
+    """Whether it is in this machine."""
 
     @property
     def name(self) -> str:
@@ -128,6 +130,7 @@ def _here(memory: int | None) -> Where | None:
         first.gpu,
         memory or first.free_bytes or first.total_bytes,
         assumptions=(_("The GPU of this machine: {gpu}.").format(gpu=first.gpu.label),),
+        is_here=True,
     )
 
 

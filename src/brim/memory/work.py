@@ -16,7 +16,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from brim.memory.stream import Place
+    from brim.memory.stream import Place, Trace
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -153,6 +153,20 @@ def understand(shapes: Sequence[Shallow], repeats: Mapping[int | None, int], opt
         batch=first.batch,
         length=first.length,
     )
+
+
+def work_of(traces: dict[tuple[int, int], Trace], inserted: tuple[tuple[int, int], ...], optimizer_times: float) -> Work:
+    """What the traced shapes, the first of them whole, say of all shapes; the layers that were not traced are counted.
+
+    `inserted` are layers and how many more like each, `optimizer_times` how much more trains than was traced.
+    """
+    repeats: dict[int | None, int] = {}
+    before = 0
+    for template, extra in inserted:
+        repeats[template - before] = 1 + extra
+        before += extra
+    shapes = [Shallow(*shape, trace.calls, trace.places) for shape, trace in traces.items()]
+    return understand(shapes, repeats, optimizer_times)
 
 
 def _running(shape: Shallow) -> list[Call]:

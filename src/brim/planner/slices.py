@@ -1,7 +1,7 @@
 """The effective batch cut into micro-batches, exactly: nothing is floored and nothing is repeated.
 
-Ranks get shares that differ by one sequence at most, and a share is cut into micro-batches that differ by one at most. All ranks run equally
-many of them, because gradients are reduced together; where there are more ranks than sequences, some run an empty one.
+Ranks get shares that differ by one sequence at most, and a share is cut into micro-batches that differ by one at most. All ranks run
+equally many of them, because gradients are reduced together; where there are more ranks than sequences, some run an empty one.
 """
 
 from __future__ import annotations

@@ -60,9 +60,21 @@ HOST_OPTIMIZER_BYTES_PER_SECOND = 8.0e9
 CPU_FLOPS_PER_CORE = {"fp32": 50.0e9, "half": 60.0e9, "int8": 60.0e9}
 """Products in oneDNN or MKL on one core with AVX2 or AVX-512, and in bfloat16 where the chip has it."""
 
-CPU_BYTES_PER_SECOND_PER_CORE = ((1 << 16, 20.0e9), (1 << 22, 10.0e9), (1 << 25, 6.0e9), (1 << 27, 3.0e9))
-"""Bytes of a call, and how fast they are moved: from caches, from memory, and from pages that are new each time (glibc returns blocks of
-more than 32 MiB to the system)."""
+CPU_BYTES_PER_SECOND_PER_CORE = ((1 << 16, 20.0e9), (1 << 22, 16.0e9), (1 << 25, 10.0e9), (1 << 27, 7.0e9))
+"""Bytes of a call, and how fast they are moved: from caches, then from memory. The mean of calls that only move and calls that compute
+something of every number (exp, a softmax), measured on one core of an EPYC of 2021."""
 
-CPU_CALL_SECONDS = 8.0e-6
-"""One operator of eager PyTorch on the CPU, autograd included."""
+CPU_KEPT_BYTES = 32 << 20
+"""glibc gives blocks from this size on back to the system when they are freed (DEFAULT_MMAP_THRESHOLD_MAX in malloc.c)."""
+
+CPU_NEW_PAGE_BYTES_PER_SECOND = 1.2e9
+"""How fast one core gets pages of 4 KiB that are cleared first; measured on the same EPYC in a virtual machine."""
+
+CPU_HEAP_LIMIT = 2
+"""Times the size above: free memory at the end of the heap that glibc keeps (the dynamic trim threshold in malloc.c)."""
+
+CPU_LIVE_SHARE = 0.5
+"""Of what forward makes, what is kept for backward: traced for the models of `benchmarks/speed_cpu.py`; the rest are temporaries."""
+
+CPU_CALL_SECONDS = 15.0e-6
+"""One operator of eager PyTorch on the CPU: autograd, views and the Python of the modules around it included; measured on the same."""

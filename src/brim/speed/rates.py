@@ -33,12 +33,15 @@ class Rates:
     """Whether a call computes and moves at the same time, and the host runs ahead: a GPU does, the CPU does not."""
     micro_batch_seconds: float = 0.0
     """Per micro-batch, whatever its size."""
+    new_pages: tuple[float, float] | None = None
+    """Bytes from which every result gets new pages of the system, and how many bytes of them it makes in a second. None: memory is kept,
+    as a GPU's allocator does."""
     host_bytes_per_second: float = constants.DEFAULT_HOST_LINK_BYTES_PER_SECOND
     peer_bytes_per_second: float = constants.DEFAULT_HOST_LINK_BYTES_PER_SECOND
     scale: float = 1.0
     """Measured seconds over predicted ones."""
     source: str = "constants"
-    """`constants`, or what was measured."""
+    """`constants`, `measured` (short measurements of the device), or `calibrated` (a micro-batch of the model was timed)."""
     notes: tuple[str, ...] = field(default=())
 
     def flops_of(self, formats: Ints) -> Floats:
@@ -52,6 +55,13 @@ class Rates:
             return np.full(len(sizes), self.bandwidth[0][1])
         knots, rates = zip(*self.bandwidth, strict=True)
         return np.exp(np.interp(np.log(np.maximum(sizes, 1.0)), np.log(knots), np.log(rates)))
+
+    def new_page_seconds(self, results: Floats) -> Floats:
+        """What the system needs to give memory to results of these sizes."""
+        if self.new_pages is None:
+            return np.zeros(len(results))
+        smallest, rate = self.new_pages
+        return np.where(results >= smallest, results / rate, 0.0)
 
 
 def rates_of_gpu(gpu: GPU) -> Rates:
@@ -103,4 +113,5 @@ def rates_of_cpu(cores: float) -> Rates:
         kernel_seconds=constants.CPU_CALL_SECONDS,
         launch_seconds=0.0,
         overlaps=False,
+        new_pages=(constants.CPU_KEPT_BYTES, cores * constants.CPU_NEW_PAGE_BYTES_PER_SECOND),
     )

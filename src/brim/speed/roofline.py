@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from brim.memory.work import PHASES, Work
+from brim.speed import constants
 from brim.speed.rates import Rates
 
 if TYPE_CHECKING:
     from brim.memory.work import Floats
 
 _ATTENTION = ("attention", "attention_backward")
+_FORWARD = PHASES.index("forward")
 _OPTIMIZER = PHASES.index("optimizer")
 
 
@@ -26,7 +28,8 @@ class Roofline:
 
     def micro_batch_seconds(self, batch: float, length: float) -> float:
         """Forward and backward, recomputation included."""
-        return float(sum(self.phase_seconds(batch, length)[:_OPTIMIZER])) + self.rates.micro_batch_seconds * self.rates.scale
+        besides = self.rates.micro_batch_seconds + self._heap_seconds(batch, length)
+        return float(sum(self.phase_seconds(batch, length)[:_OPTIMIZER])) + besides * self.rates.scale
 
     def optimizer_seconds(self) -> float:
         """Clipping and the optimizer's step, on one device that holds everything."""
@@ -48,4 +51,26 @@ class Roofline:
         compute = work.flops_at(batch, length) / (rates.flops_of(work.formats) * shares)
         sizes = work.bytes_at(batch, length)
         move = sizes / rates.bandwidth_of(sizes)
+        if rates.new_pages is not None:
+            move = move + rates.new_page_seconds(_result_bytes(work, batch, length))
         return (np.maximum(compute, move) if rates.overlaps else compute + move) + rates.kernel_seconds
+
+    def _heap_seconds(self, batch: float, length: float) -> float:
+        """For pages of the heap, which grows with forward and shrinks with backward: what is free beyond a limit goes back to the system."""
+        if self.rates.new_pages is None:
+            return 0.0
+        smallest, rate = self.rates.new_pages
+        results = _result_bytes(self.work, batch, length)
+        on_heap = (self.work.phases == _FORWARD) & (results < smallest)
+        live = constants.CPU_LIVE_SHARE * float((results * self.work.times)[on_heap].sum())
+        return max(live - constants.CPU_HEAP_LIMIT * smallest, 0.0) / rate
+
+
+def _result_bytes(work: Work, batch: float, length: float) -> Floats:
+    """Of each call, the tensor that it makes: the last of its operands. What works in place makes none."""
+    growth = work.operand_growth
+    sizes = work.operand_bytes * (batch / work.batch) ** growth[:, 0] * (length / work.length) ** growth[:, 1]
+    results = np.zeros(len(work.operators))
+    results[work.operand_calls] = sizes  # numpy keeps the last of those that go to one place
+    in_place = np.array([operator.endswith("_") for operator in work.operators])
+    return np.where(in_place, 0.0, results)

@@ -7,6 +7,7 @@ and no code of a model's author runs unless `trust_remote_code` says so.
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import json
 import os
@@ -102,7 +103,7 @@ class Model:
         import transformers
 
         assert self.config is not None
-        facts = dict(self.config)
+        facts = copy.deepcopy(dict(self.config))  # transformers writes into the dictionaries inside
         _refuse_absurd_depth(facts, self.name)
         try:
             if self.folder is not None and self.trust_remote_code and "auto_map" in facts:

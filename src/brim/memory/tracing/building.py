@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -92,6 +93,7 @@ def read_config(setup: Setup) -> Any:
     import transformers
 
     facts = {key: value for key, value in setup.config.items() if key not in {"architectures", "torch_dtype", "dtype"}}
+    facts = copy.deepcopy(facts)  # transformers writes into the dictionaries inside
     if setup.task == "classification":
         facts["num_labels"] = setup.num_labels
         if facts.get("pad_token_id") is None:

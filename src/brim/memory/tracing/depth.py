@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from brim.memory.layers import NotRepeatedError, deepen
 from brim.memory.setup import Setup, Target
 from brim.memory.tracing.building import build_model, find_layers, read_config
-from brim.memory.tracing.reference import Traced, trace_step
+from brim.memory.tracing.reference import Traced, trace_step, with_work
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,8 +32,9 @@ _TEMPLATE = 1
 def trace_deep(setup: Setup, target: Target) -> Traced:
     """Trace a model by a few of its layers, and repeat them; whole, where its layers do not all do the same."""
     reduced, removed = shallow(setup)
+    shape = setup.micro_batch, setup.length
     if not any(removed):
-        return trace_step(setup, target)
+        return with_work(trace_step(setup, target), shape)
     traced = trace_step(reduced, target)
     trace = traced.trace
     try:
@@ -41,8 +42,9 @@ def trace_deep(setup: Setup, target: Target) -> Traced:
         for template, extra in inserted:
             trace = deepen(trace, template, extra)
     except NotRepeatedError:
-        return trace_step(setup, target)
+        return with_work(trace_step(setup, target), shape)
     total, trainable, layers = deep_facts(traced, inserted)
+    traced = with_work(traced, shape, inserted, trainable / traced.trainable_parameters)
     return replace(
         traced, trace=trace, total_parameters=total, trainable_parameters=trainable, layers=layers, layer_parameters=()
     )

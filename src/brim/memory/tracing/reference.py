@@ -32,6 +32,7 @@ from brim.memory.tracing.kernels import Kernels, scratch_bytes
 from brim.memory.tracing.optimizers import Stepper, make_optimizer
 from brim.memory.tracing.quantized import BITS, true_numel
 from brim.memory.tracing.trace import Tracer
+from brim.memory.work import Work, work_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,6 +56,8 @@ class Traced:
     """What was done otherwise than asked, in words that `brim.memory.assumptions` knows."""
     layer_parameters: tuple[tuple[int, int], ...] = ()
     """Of each layer, all and trainable."""
+    work: Work | None = None
+    """What the step computes; None in a family, which knows it for every shape."""
 
 
 def trace_step(setup: Setup, target: Target, *, whole: bool = True) -> Traced:
@@ -77,6 +80,11 @@ def trace_step(setup: Setup, target: Target, *, whole: bool = True) -> Traced:
     stage = Stage(model, target, setup.precision, scalar=True)
     traced = stage.run(setup, lambda: model(**batch).loss, prepare=prepare, evaluate=evaluate, whole=whole)
     return replace(traced, notes=tuple(_notes(setup, model)))
+
+
+def with_work(traced: Traced, shape: tuple[int, int], inserted: tuple[tuple[int, int], ...] = (), trains: float = 1.0) -> Traced:
+    """Count what one traced shape computes; other shapes are then in proportion to their tokens."""
+    return replace(traced, work=work_of({shape: traced.trace}, inserted, trains))
 
 
 def _notes(setup: Setup, model: nn.Module) -> Iterator[str]:

@@ -1,0 +1,85 @@
+"""The formats by name, and their files written into a folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from brim.errors import UnknownNameError, UnsupportedError
+from brim.locale import _, sentences
+from brim.planner.emit import axolotl, deepspeed, launchers, llama_factory, transformers, trl
+from brim.planner.emit.recipe import Recipe, recipe_of
+from brim.record import write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from brim.planner.emit.files import Files
+    from brim.records import Plan
+
+_MAKERS: Final[dict[str, Callable[[Recipe], Files]]] = {
+    "transformers": transformers.files,
+    "accelerate": launchers.accelerate_files,
+    "deepspeed": deepspeed.files,
+    "trl": trl.files,
+    "axolotl": axolotl.files,
+    "llama-factory": llama_factory.files,
+    "torchrun": launchers.torchrun_files,
+}
+FORMATS: Final[tuple[str, ...]] = tuple(_MAKERS)
+ALL: Final = "all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Emitted:
+    """What was written, what could not be, and what should be said."""
+
+    paths: tuple[Path, ...]
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Formats that cannot say this plan, and why; with `all` only."""
+    notes: tuple[str, ...] = ()
+
+
+def files_of(plan: Plan, format_name: str, data: str | None = None) -> dict[str, str]:
+    """File names and texts of one format; refused where it cannot say the plan."""
+    return _make(plan, format_name, data).texts
+
+
+def emit(plan: Plan, formats: Sequence[str], folder: Path, *, data: str | None = None) -> Emitted:
+    """Write the formats into the folder; `all` means every one that can say the plan. Nothing is written if a named one cannot."""
+    made: list[Files] = []
+    skipped: dict[str, str] = {}
+    for name in dict.fromkeys(_expand(formats)):
+        try:
+            made.append(_make(plan, name, data))
+        except UnsupportedError as error:
+            if ALL not in formats or name in formats:
+                raise
+            skipped[name] = sentences(error.message, error.hint or "")
+    if not made:
+        raise UnsupportedError(next(iter(skipped.values())))
+    texts = {name: text for files in made for name, text in files.texts.items()}
+    paths = tuple(write_atomically(folder / name, text) for name, text in texts.items())
+    for path in paths:
+        if path.suffix == ".sh":
+            path.chmod(path.stat().st_mode | 0o111)
+    notes = dict.fromkeys(note for files in made for note in files.notes)
+    return Emitted(paths=paths, skipped=skipped, notes=tuple(notes))
+
+
+def _expand(formats: Sequence[str]) -> list[str]:
+    return [known for name in formats for known in (FORMATS if name == ALL else (name,))]
+
+
+def _make(plan: Plan, name: str, data: str | None) -> Files:
+    maker = _MAKERS.get(name)
+    if maker is None:
+        near = tuple(get_close_matches(name, FORMATS, n=1))
+        hint = _("One of: {words}.").format(words=", ".join((*FORMATS, ALL)))
+        raise UnknownNameError(_("There is no format {name!r}.").format(name=name), nearest=near, hint=hint)
+    try:
+        return maker(recipe_of(plan, data))
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{name}: {error.message}", hint=error.hint) from error

@@ -1,0 +1,174 @@
+"""One structure with what is predicted of it: which micro-batches fit, and how long a step takes with each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from brim.memory.footprint import Footprint
+from brim.planner.padding import sorted_slices
+from brim.planner.request import Request
+from brim.planner.slices import Cut
+from brim.speed.communication import traffic
+from brim.speed.rates import Rates, rates_of_cpu, rates_of_gpu
+from brim.speed.roofline import Roofline
+from brim.speed.step import StepSpeed
+
+if TYPE_CHECKING:
+    from brim.memory.setup import Setup, Target
+    from brim.memory.where import Where
+    from brim.records import MemoryPrediction
+    from brim.workload.settings import Settings
+
+Shapes = list[list[list[tuple[int, float]]]]
+_ALONE_SAVES_AT_MOST = 1.25
+"""One sequence alone has needed down to 0.8 of what the trace of several says of it; beyond this it is not tried."""
+_TRAINED_BYTES = {"bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Padded shapes of the micro-batches of sampled global batches, cut by cut."""
+
+    request: Request
+    _shapes: dict[Cut, Shapes] = field(default_factory=dict, compare=False, repr=False)
+
+    def shapes(self, cut: Cut) -> Shapes | None:
+        """Of each sampled global batch the (sequences, padded length) of every micro-batch of each rank; None where all are the longest."""
+        lengths = self.request.lengths
+        if lengths is None or lengths.are_equal:
+            return None
+        if cut not in self._shapes:
+            ranks = self.request.base.ranks
+            slices = cut.slices or (cut.micro_batch,) * (cut.accumulation * ranks)
+            found = sorted_slices(lengths, self.request.effective_batch, slices, ranks).astype(float)
+            sizes, padded = found[..., 0].astype(int), found[..., 1]
+            if found.shape[-1] == 3:
+                # The work of a seq2seq step is known for the longest targets: shorter ones count in proportion.
+                target = self.request.base.target_len or 1
+                padded = (padded + found[..., 2]) * self.request.length / (self.request.length + target)
+            self._shapes[cut] = [
+                [list(zip(*rank, strict=True)) for rank in zip(size.tolist(), length.tolist(), strict=True)]
+                for size, length in zip(sizes, padded, strict=True)
+            ]
+        return self._shapes[cut]
+
+
+def rates_of(where: Where, cores: float | None = None) -> Rates:
+    """What the device does in a second."""
+    if where.gpu is not None:
+        return rates_of_gpu(where.gpu)
+    from brim.machine.host import host
+
+    return rates_of_cpu(cores or host().cores)
+
+
+class Option:
+    """One structure."""
+
+    def __init__(self, request: Request, settings: Settings, sampler: Sampler, rates: Rates) -> None:
+        self.request = request
+        self.settings = settings
+        self._sampler = sampler
+        self._seconds: dict[Cut, float] = {}
+        # Gradients of the first micro-batch live through the forward of the second: one micro-batch alone is another structure.
+        self._several = self._footprint(accumulation=2)
+        self._alone = self._footprint(accumulation=1)
+        self._rates = rates
+
+    def trace(self) -> None:
+        """Find out what it computes and holds."""
+        settings, rates, request = self.settings, self._rates, self.request
+        footprint = self._of(request.cuts[0])
+        self.facts = facts = footprint.facts
+        self.attention = facts.attention or "none"
+        self.attention_kernel = footprint.attention_kernel
+        self.total_parameters, self.trainable_parameters = facts.total_parameters, facts.trainable_parameters
+        self.gradient_bytes = facts.trainable_parameters * _TRAINED_BYTES.get(
+            settings.precision if settings.method == "full" else "", 4
+        )
+        moved = traffic(settings, rates, parameters=facts.total_parameters, trainable=facts.trainable_parameters)
+        roofline = Roofline(footprint.work, rates)
+        self.speed = StepSpeed(roofline, moved, self.gradient_bytes, request.length)
+
+    def seconds(self, cut: Cut) -> float:
+        """Of one optimizer step; with data, the mean over sampled global batches."""
+        if cut not in self._seconds:
+            shapes = self._sampler.shapes(cut)
+            if shapes is not None:
+                self._seconds[cut] = self.speed.mean_step_seconds(shapes)
+            else:
+                slices = cut.slices or (cut.micro_batch,) * (cut.accumulation * self.settings.ranks)
+                runs = [slices[start : start + cut.accumulation] for start in range(0, len(slices), cut.accumulation)]
+                self._seconds[cut] = self.speed.step_seconds(runs)
+        return self._seconds[cut]
+
+    def fits(self, cut: Cut) -> bool:
+        """Whether what it needs, and the margin, is there."""
+        room = self.request.room_bytes
+        size = cut.micro_batch
+        if size == 1 and len(self.request.cuts) > 1:
+            # Most often the trace of several decides, and saves one of its own.
+            bound = self._of(cut).alone_at_most()
+            if bound <= room or bound > _ALONE_SAVES_AT_MOST * room:
+                return bound <= room
+        if cut.accumulation > 1:
+            return self._several.device_bytes(size, limit=room) <= room
+        # Alone it needs no more than with others, and less by its gradients at most: often that decides without another trace.
+        if len(self.request.cuts) > 1:
+            among = self._several.device_bytes(size, limit=room + self.gradient_bytes)
+            if among <= room or among > room + self.gradient_bytes:
+                return among <= room
+        return self._alone.device_bytes(size, limit=room) <= room
+
+    def surely_fits(self, cut: Cut) -> bool:
+        """The same, without a bound: what is shown has been looked at itself."""
+        return self.device_bytes(cut) <= self.request.room_bytes
+
+    def device_bytes(self, cut: Cut) -> int:
+        """What nvidia-smi would show at the peak."""
+        return self._of(cut).device_bytes(cut.micro_batch)
+
+    def prediction(self, cut: Cut) -> MemoryPrediction:
+        """Everything about its memory."""
+        return self._of(cut).prediction(cut.micro_batch)
+
+    def largest_fitting(self) -> int:
+        """How many of the cuts fit, from the smallest on, found by halving: what it says never shrinks as the limit grows."""
+        low, high = 0, len(self.request.cuts)
+        while low < high:
+            middle = (low + high) // 2
+            if self.fits(self.request.cuts[middle]):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def fastest(self) -> Cut | None:
+        """The fastest cut that fits."""
+        fitting = self.request.cuts[: self.largest_fitting()]
+        for cut in sorted(fitting, key=self.seconds):
+            if self.fits(cut):
+                return cut
+        return None
+
+    def bound(self) -> float:
+        """The least seconds that it could take if memory were no matter."""
+        return min(self.seconds(cut) for cut in self.request.cuts)
+
+    def wanted(self, cut: Cut | None = None) -> tuple[Setup, Target] | None:
+        """What must be traced to know this cut; without one, to know anything."""
+        return self._of(cut or self.request.cuts[0]).wanted(cut.micro_batch if cut is not None else 2)
+
+    def keep(self) -> None:
+        """Write down what was found out."""
+        self._several.keep()
+        self._alone.keep()
+
+    def _of(self, cut: Cut) -> Footprint:
+        return self._several if cut.accumulation > 1 else self._alone
+
+    def _footprint(self, *, accumulation: int) -> Footprint:
+        # Where one micro-batch alone is all there is, no trace of several is ever made, and the other way round.
+        settings = replace(self.settings, micro_batch=2, accumulation=accumulation)
+        return Footprint(replace(self.request.question, settings=settings))

@@ -1,0 +1,271 @@
+"""`brim.plan`: from a workload and a machine to one recommended configuration, the alternatives, and the reasons."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from brim.machine.records import Accelerator, Machine
+from brim.planner.host import HostSide, host_side
+from brim.planner.nearest import nearest_that_fit
+from brim.planner.padding import report
+from brim.planner.reasons import assumptions_of, reasons_of, warnings_of
+from brim.planner.request import Request, make_request
+from brim.planner.schedule import follow_up
+from brim.planner.search import Found, Pick, host_bytes, search
+from brim.records import Candidate, DataReport, Plan, SpeedPrediction
+from brim.workload.lengths import fixed_lengths
+from brim.workload.records import Workload
+from brim.workload.resolve import Model
+
+if TYPE_CHECKING:
+    import os
+
+    from brim.machine.records import GPU
+    from brim.records import Advice
+    from brim.workload.lengths import Lengths
+
+_INTEGER_BYTES = 8
+_TENSORS_OF_A_BATCH = 3
+"""Token ids, mask and labels."""
+_LOGITS_SHARE = 0.25
+"""Of the host's free memory, what the logits of one step of evaluation may take there."""
+
+
+def plan(
+    model: str | os.PathLike[str] | Model,
+    *,
+    gpu: GPU | str | None = None,
+    memory: int | str | None = None,
+    device: Literal["cpu", "cuda"] | None = None,
+    effective_batch: int | None = None,
+    data: str | os.PathLike[str] | Lengths | None = None,
+    tokenizer: str | None = None,
+    samples: int | None = None,
+    epochs: float = 1.0,
+    drop_last: bool = False,
+    host_memory: int | str | None = None,
+    host_cores: float | None = None,
+    learning_rate: float | None = None,
+    from_batch: int | None = None,
+    warmup_steps: int | None = None,
+    vary: tuple[str, ...] | str = (),
+    margin: str | float | None = None,
+    apply: bool = False,
+    trust_remote_code: bool = False,
+    cache: bool = True,
+    **settings: Any,
+) -> Plan:
+    """Choose the fastest configuration that fits, at exactly the effective batch that was asked for.
+
+    `settings` are the fields of `brim.Settings`; what is given is pinned, the rest is chosen. Another optimizer, method, precision of the
+    weights, or offload are tried only where `vary` names them. `margin` (`"5%"`, `"1GiB"`) stays free of the memory. `data` gives the real
+    lengths; without it every sequence has `seq_len` tokens. With `from_batch`, the batch that the recipe was tuned for, the plan says how
+    learning rate, beta2 and warm-up should follow; `apply` puts the learning rate into the configuration.
+    """
+    began = time.perf_counter()
+    request = make_request(
+        model,
+        gpu=gpu,
+        memory=memory,
+        device=device,
+        effective_batch=effective_batch,
+        data=data,
+        tokenizer=tokenizer,
+        samples=samples,
+        epochs=epochs,
+        drop_last=drop_last,
+        host_memory=host_memory,
+        host_cores=host_cores,
+        learning_rate=learning_rate,
+        from_batch=from_batch,
+        warmup_steps=warmup_steps,
+        vary=vary,
+        margin=margin,
+        trust_remote_code=trust_remote_code,
+        cache=cache,
+        **settings,
+    )
+    made = plan_request(request, apply=apply)
+    return replace(made, elapsed_seconds=round(time.perf_counter() - began, 3))
+
+
+def plan_request(request: Request, *, apply: bool = False) -> Plan:
+    """The plan of a question that is complete."""
+    from brim import __version__
+
+    found = search(request)
+    advice = advice_of(request, found)
+    rate = request.learning_rate
+    if apply and rate is not None:
+        rate = next((each.then for each in advice if each.setting == "learning_rate"), rate)
+    best = found.best
+    shown = [candidate_of(request, pick, rate, best, found) for pick in ([best] if best else []) + found.others]
+    alternatives = shown[1:] if best is not None else nearest_that_fit(request)
+    return Plan(
+        workload=workload_of(request, found),
+        machine=machine_of(request),
+        fits=best is not None,
+        best=shown[0] if best is not None else None,
+        alternatives=tuple(alternatives),
+        considered=found.considered,
+        margin_bytes=request.margin.bytes,
+        data=data_of(request, best),
+        advice=advice,
+        assumptions=tuple(assumptions_of(request, found)),
+        warnings=tuple(warnings_of(request, best)),
+        brim_version=__version__,
+    )
+
+
+def candidate_of(request: Request, pick: Pick, rate: float | None, best: Pick | None, found: Found) -> Candidate:
+    """A pick as a record."""
+    settings, cut = pick.option.settings, pick.cut
+    memory = pick.option.prediction(cut)
+    host = host_of(request, pick)
+    return Candidate(
+        micro_batch=cut.micro_batch,
+        accumulation=cut.accumulation,
+        world_size=settings.ranks,
+        effective_batch=request.effective_batch,
+        slices=cut.slices,
+        eval_batch=eval_batch_of(request, pick),
+        precision=settings.precision,
+        checkpointing=settings.checkpointing,
+        attention=cast("Any", pick.option.attention if pick.option.attention != "none" else "sdpa"),
+        optimizer=settings.optimizer,
+        method=settings.method,
+        sharding=settings.sharding or "none",
+        offload=settings.offload,
+        num_workers=host.num_workers,
+        pin_memory=host.pin_memory,
+        prefetch_factor=host.prefetch_factor,
+        learning_rate=rate,
+        memory=memory,
+        speed=speed_of(request, pick),
+        reasons=tuple(reasons_of(request, pick, best, found, memory, host)),
+    )
+
+
+def speed_of(request: Request, pick: Pick) -> SpeedPrediction:
+    """Seconds of a step and of an epoch."""
+    step = pick.seconds
+    lengths = request.lengths
+    tokens = request.length + (request.base.target_len or 0)
+    mean = float((lengths.tokens + lengths.target_tokens).mean()) if lengths is not None else float(tokens)
+    steps = request.steps_per_epoch
+    epoch = None
+    if steps is not None and request.samples is not None:
+        epoch = step * (steps if request.drop_last else request.samples / request.effective_batch)
+    return SpeedPrediction(
+        step_seconds=step,
+        tokens_per_second=request.effective_batch * mean / step,
+        epoch_seconds=epoch,
+        steps_per_epoch=steps,
+    )
+
+
+def host_of(request: Request, pick: Pick) -> HostSide:
+    """Workers, prefetching and pinning beside this configuration."""
+    settings = pick.option.settings
+    tokens = pick.cut.micro_batch * (request.length + (request.base.target_len or 0))
+    is_cpu = request.where.gpu is None
+    held = host_bytes(settings, pick.option.total_parameters)
+    return host_side(
+        available_bytes=request.host_bytes,
+        cores=request.host_cores,
+        ranks=settings.gpus,
+        batch_bytes=tokens * _INTEGER_BYTES * _TENSORS_OF_A_BATCH,
+        shm_bytes=request.shm_bytes,
+        held_bytes=held,
+        device="cpu" if is_cpu else "cuda",
+    )
+
+
+def eval_batch_of(request: Request, pick: Pick) -> int:
+    """As large as the micro-batch, whose forward is known to fit; less where the logits that are gathered on the host would fill it."""
+    size = request.base.eval_batch or pick.cut.micro_batch
+    if request.base.eval_batch is not None or request.host_bytes is None or request.base.task == "classification":
+        return size
+    config = request.question.config or {}
+    vocabulary = (config.get("text_config") or config).get("vocab_size")
+    if not isinstance(vocabulary, int):
+        return size
+    one = vocabulary * (request.base.target_len or request.length) * 4 * pick.option.settings.gpus
+    return max(1, min(size, int(_LOGITS_SHARE * request.host_bytes / one)))
+
+
+def workload_of(request: Request, found: Found) -> Workload:
+    """The promise: nothing of the machine is in it, but where the recipe itself was allowed to vary."""
+    base = found.best.option.settings if found.best is not None else request.base
+    lengths = request.lengths
+    name = request.question.model.given if isinstance(request.question.model, Model) else request.question.name
+    return Workload(
+        model=name,
+        task=base.task or "causal-lm",
+        effective_batch=request.effective_batch,
+        max_length=request.length,
+        target_length=base.target_len,
+        lengths=lengths.histogram() if lengths is not None else (),
+        samples=request.samples,
+        epochs=request.epochs,
+        padded=base.padded,
+        method=base.method,
+        lora_rank=base.lora_rank,
+        lora_targets=base.lora_targets,
+        lora_dtype=base.lora_dtype,
+        base_dtype=base.base_dtype,
+        freeze=base.freeze,
+        optimizer=base.optimizer,
+        loss=base.loss,
+        learning_rate=request.learning_rate,
+        max_grad_norm=base.max_grad_norm,
+    )
+
+
+def machine_of(request: Request) -> Machine:
+    """The machine that the plan is for."""
+    where, settings = request.where, request.base
+    accelerators: tuple[Accelerator, ...] = ()
+    if where.gpu is not None:
+        accelerators = tuple(
+            Accelerator(index=index, gpu=where.gpu, total_bytes=where.limit_bytes) for index in range(settings.gpus)
+        )
+    return Machine(
+        accelerators=accelerators,
+        nodes=settings.nodes,
+        origin="detected" if where.is_here or where.gpu is None else "catalogue",
+        notes=where.assumptions,
+    )
+
+
+def data_of(request: Request, best: Pick | None) -> DataReport | None:
+    """What is known of the data."""
+    lengths = request.data
+    if lengths is None:
+        if request.samples is None:
+            return None
+        lengths = fixed_lengths(request.samples, request.length, request.base.target_len)
+    return report(
+        lengths,
+        max_length=request.length,
+        target_length=request.base.target_len,
+        effective_batch=min(request.effective_batch, lengths.n),
+        micro_batch=min(best.cut.micro_batch if best is not None else 1, request.effective_batch),
+        ranks=request.base.ranks if request.effective_batch <= lengths.n else 1,
+    )
+
+
+def advice_of(request: Request, found: Found) -> tuple[Advice, ...]:
+    """How the recipe should follow the batch."""
+    if request.from_batch is None:
+        return ()
+    optimizer = found.best.option.settings.optimizer if found.best is not None else request.base.optimizer
+    return follow_up(
+        from_batch=request.from_batch,
+        to_batch=request.effective_batch,
+        optimizer=optimizer,
+        learning_rate=request.learning_rate,
+        warmup_steps=request.warmup_steps,
+    )

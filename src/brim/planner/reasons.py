@@ -1,0 +1,183 @@
+"""Why a configuration stands where it stands: every choice with a because, in the order in which a person would ask."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from brim.errors import BrimError
+from brim.locale import _
+from brim.memory.compatibility import check
+from brim.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from brim.planner.host import HostSide
+    from brim.planner.request import Request
+    from brim.planner.search import Found, Pick
+    from brim.records import MemoryPrediction
+
+_MUCH = 0.15
+"""Of the peak: logits that take more than this are worth a word."""
+
+
+def reasons_of(
+    request: Request, pick: Pick, best: Pick | None, found: Found, memory: MemoryPrediction, host: HostSide
+) -> Iterator[str]:
+    """Sentences about one configuration; about the best in full, about others what they cost and save against it."""
+    if best is not None and pick is not best:
+        yield _against(pick, best)
+        return
+    yield _why_slices(request, pick)
+    yield _why_micro_batch(request, pick)
+    yield _("{needed} predicted and {margin} of margin are within {limit}: {because}.").format(
+        needed=format_bytes(memory.peak_device_bytes),
+        margin=format_bytes(request.margin.bytes),
+        limit=format_bytes(request.where.limit_bytes),
+        because=request.margin.because,
+    )
+    yield from _why_choices(request, pick, found)
+    logits = memory.by_kind.get("logits", 0)
+    if logits > _MUCH * memory.peak_device_bytes and request.base.loss == "standard" and request.base.task == "causal-lm":
+        yield _("Logits take {size} at the peak: --loss chunked spares most of that and leaves the step as it is.").format(
+            size=format_bytes(logits)
+        )
+    yield from host.reasons
+
+
+def _against(pick: Pick, best: Pick) -> str:
+    more = pick.seconds / best.seconds - 1
+    bytes_less = best.option.device_bytes(best.cut) - pick.option.device_bytes(pick.cut)
+    change = _("{size} less memory") if bytes_less >= 0 else _("{size} more memory")
+    return _("{share:.1%} slower than the best, {change}.").format(
+        share=more, change=change.format(size=format_bytes(abs(bytes_less)))
+    )
+
+
+def _why_slices(request: Request, pick: Pick) -> str:
+    cut, ranks = pick.cut, request.base.ranks
+    if cut.is_even:
+        text = _(
+            "{micro} x {accumulation} x {ranks} = {effective} sequences in every step: exactly the effective batch, {because}."
+        )
+    else:
+        text = _(
+            "Slices of at most {micro}, {accumulation} on each of {ranks} ranks, sum to {effective}: exactly the effective batch, "
+            "{because}; they differ in size, and every token weighs the same."
+        )
+    return text.format(
+        micro=cut.micro_batch,
+        accumulation=cut.accumulation,
+        ranks=ranks,
+        effective=request.effective_batch,
+        because=request.effective_because,
+    )
+
+
+def _why_micro_batch(request: Request, pick: Pick) -> str:
+    option, cut = pick.option, pick.cut
+    if len(request.cuts) == 1:
+        return _("The slices are as they were asked for.")
+    larger = next((each for each in request.cuts if each.micro_batch > cut.micro_batch), None)
+    if larger is None:
+        return _("One micro-batch holds the whole share of a GPU: nothing is accumulated.")
+    if not option.fits(larger):
+        return _("Micro-batch {larger} does not fit any more.").format(larger=larger.micro_batch)
+    share = option.seconds(larger) / pick.seconds - 1
+    return _("Micro-batch {larger} would fit, and is predicted {share:.1%} slower.").format(
+        larger=larger.micro_batch, share=share
+    )
+
+
+def _why_choices(request: Request, pick: Pick, found: Found) -> Iterator[str]:
+    """What the nearest other value of each free choice would do."""
+    settings = pick.option.settings
+    if "checkpointing" not in request.pinned:
+        yield _why_checkpointing(pick, found)
+    if "precision" not in request.pinned and request.where.gpu is not None:
+        if settings.precision == "amp-fp16":
+            yield _("amp-fp16: {gpu} has no bfloat16.").format(gpu=request.where.label)
+        elif settings.precision == "amp-bf16":
+            yield _("amp-bf16: tensor cores at full speed, float32 weights where they train, and no loss scaling.")
+    if "attention" not in request.pinned and request.where.gpu is not None:
+        if pick.option.attention == "flash2":
+            yield _why_flash2(pick, found)
+        elif not request.where.gpu.flash_attention:
+            yield _("{attention} ({kernel}): flash attention needs compute capability 8.0, and {gpu} is older.").format(
+                attention=pick.option.attention, kernel=pick.option.attention_kernel, gpu=request.where.label
+            )
+    if "optimizer" not in request.pinned and settings.optimizer == "adamw-fused":
+        yield _("adamw-fused: the update of AdamW in one kernel, without temporaries.")
+    if "sharding" not in request.pinned and settings.ranks > 1:
+        yield _why_sharding(pick, found)
+
+
+def _why_checkpointing(pick: Pick, found: Found) -> str:
+    mine = pick.option.settings.checkpointing
+    rivals = [other for other in found.others if other.option.settings.checkpointing != mine]
+    if mine == "none":
+        if rivals:
+            return _("No checkpointing: everything fits without, and recomputing would cost {share:.0%} more time.").format(
+                share=rivals[0].seconds / pick.seconds - 1
+            )
+        return _("No checkpointing: everything fits without.")
+    if rivals:
+        return _("Checkpointing: without it only micro-batch {micro} fits, which takes {share:.1%} more time.").format(
+            micro=rivals[0].cut.micro_batch, share=rivals[0].seconds / pick.seconds - 1
+        )
+    return _("Checkpointing: without it nothing fits.")
+
+
+def _why_flash2(pick: Pick, found: Found) -> str:
+    rival = next((other for other in found.others if other.option.attention == "sdpa"), None)
+    if rival is None:
+        return _("flash2 needs the package flash-attn.")
+    return _("flash2 needs the package flash-attn; without it take --attention sdpa, predicted {share:.1%} slower.").format(
+        share=rival.seconds / pick.seconds - 1
+    )
+
+
+def _why_sharding(pick: Pick, found: Found) -> str:
+    mine = pick.option.settings.sharding
+    rival = next((other for other in found.others if other.option.settings.sharding != mine), None)
+    if rival is None:
+        return _("{sharding}: the fastest engine of those that fit.").format(sharding=mine)
+    return _("{sharding}: {other} is predicted {share:.1%} slower.").format(
+        sharding=mine, other=rival.option.settings.sharding, share=rival.seconds / pick.seconds - 1
+    )
+
+
+def assumptions_of(request: Request, found: Found) -> Iterator[str]:
+    """What was not said, and what the prediction rests on."""
+    from brim.memory.assumptions import assumptions
+    from brim.memory.obtain import Obtained
+
+    yield from request.assumptions
+    option = found.best.option if found.best is not None else next(iter(found.options), None)
+    if option is not None:
+        question = request.question
+        obtained = Obtained(trace=None, facts=option.facts)  # type: ignore[arg-type]
+        yield from assumptions(question.given, option.settings, question.where, question.config, obtained)
+    gpu = request.where.gpu
+    if gpu is not None and gpu.bandwidth_bytes_per_second is None:
+        yield _("Nothing is known of this card's speed: times are for comparing configurations only.")
+    elif gpu is not None:
+        yield _(
+            "Times come from the data sheet and published efficiencies, not from a measurement: trust their order more than their size."
+        )
+    else:
+        yield _("Times are for a CPU of the usual kind: trust their order more than their size.")
+    yield _("The loader keeps up: waiting for data is not counted.")
+
+
+def warnings_of(request: Request, best: Pick | None) -> Iterator[str]:
+    """What runs, and is seldom wanted."""
+    settings = best.option.settings if best is not None else request.base
+    try:
+        yield from check(settings, request.question.config, request.where.gpu)
+    except BrimError:
+        return
+    if request.samples is not None and request.samples < request.effective_batch:
+        yield _("{samples} samples are less than one effective batch of {effective}.").format(
+            samples=request.samples, effective=request.effective_batch
+        )

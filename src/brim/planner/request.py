@@ -1,0 +1,307 @@
+"""A question to the planner, with everything that was not said filled in, and said why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from brim.errors import UsageError
+from brim.locale import _
+from brim.memory.estimate import Question
+from brim.memory.where import Where, find_where
+from brim.planner.slices import Cut, cut, cut_into, cuts
+from brim.planner.space import read_vary
+from brim.sizes import format_bytes, parse_size
+from brim.workload.lengths import Lengths, fixed_lengths, measure_lengths
+from brim.workload.settings import Settings, read_settings
+
+if TYPE_CHECKING:
+    import os
+
+    from brim.machine.records import GPU, Host
+    from brim.workload.resolve import Model
+
+DEFAULT_EFFECTIVE_BATCH = 32
+_MARGINS = {"cpu": 0.04, "cuda": 0.05, "group": 0.08, "unknown": 0.10}
+
+
+@dataclass(frozen=True)
+class Margin:
+    """What stays free of the limit."""
+
+    bytes: int
+    because: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to plan."""
+
+    question: Question
+    """With the settings of the base: what is pinned, and what is usual for the rest."""
+    pinned: dict[str, Any]
+    effective_batch: int
+    effective_because: str
+    margin: Margin
+    vary: frozenset[str] = frozenset()
+    micro_batch: int | None = None
+    accumulation: int | None = None
+    data: Lengths | None = None
+    """As measured, nothing cut; None where only a length is known."""
+    samples: int | None = None
+    epochs: float = 1.0
+    drop_last: bool = False
+    host_bytes: int | None = None
+    host_cores: float | None = None
+    shm_bytes: int | None = None
+    learning_rate: float | None = None
+    from_batch: int | None = None
+    warmup_steps: int | None = None
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def base(self) -> Settings:
+        """Settings with everything filled in."""
+        return self.question.settings
+
+    @property
+    def where(self) -> Where:
+        """The device."""
+        return self.question.where
+
+    @property
+    def room_bytes(self) -> int:
+        """What a configuration may need."""
+        return self.where.limit_bytes - self.margin.bytes
+
+    @property
+    def lengths(self) -> Lengths | None:
+        """The data's lengths as the model sees them; None where all are as long as the longest."""
+        if self.data is None:
+            return None
+        return self.data.cut(self.length, self.base.target_len)
+
+    @property
+    def length(self) -> int:
+        """Of the longest sequence."""
+        assert self.base.seq_len is not None
+        return self.base.seq_len
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Optimizer steps; the last may be smaller, unless it is dropped."""
+        if self.samples is None:
+            return None
+        steps, rest = divmod(self.samples, self.effective_batch)
+        return max(1, steps + (1 if rest and not self.drop_last else 0))
+
+    @cached_property
+    def cuts(self) -> list[Cut]:
+        """The ways to slice that are left, from small micro-batches to large."""
+        ranks, effective = self.base.ranks, self.effective_batch
+        if self.micro_batch is None and self.accumulation is None:
+            return cuts(effective, ranks)
+        if self.accumulation is not None:
+            found = cut_into(effective, self.accumulation, ranks)
+            if self.micro_batch is not None and found.micro_batch != self.micro_batch:
+                text = _(
+                    "--micro-batch {micro} x --accumulation {accumulation} x {ranks} GPUs = {product}, and --effective-batch is "
+                    "{effective}."
+                )
+                product = self.micro_batch * self.accumulation * ranks
+                said = text.format(
+                    micro=self.micro_batch, accumulation=self.accumulation, ranks=ranks, product=product, effective=effective
+                )
+                raise UsageError(said, hint=_("Leave one of the three out."))
+            if 0 in found.slices and self.accumulation > 1:
+                text = _(
+                    "--accumulation {accumulation}: {effective} sequences on {ranks} GPUs do not fill so many micro-batches."
+                )
+                raise UsageError(text.format(accumulation=self.accumulation, effective=effective, ranks=ranks))
+            return [found]
+        assert self.micro_batch is not None
+        return [cut(effective, self.micro_batch, ranks)]
+
+
+def make_request(
+    model: str | os.PathLike[str] | Model | Any,
+    *,
+    where: Where | None = None,
+    gpu: GPU | str | None = None,
+    memory: int | str | None = None,
+    device: Literal["cpu", "cuda"] | None = None,
+    effective_batch: int | None = None,
+    data: str | os.PathLike[str] | Lengths | None = None,
+    tokenizer: str | None = None,
+    samples: int | None = None,
+    epochs: float = 1.0,
+    drop_last: bool = False,
+    host_memory: int | str | None = None,
+    host_cores: float | None = None,
+    learning_rate: float | None = None,
+    from_batch: int | None = None,
+    warmup_steps: int | None = None,
+    vary: tuple[str, ...] | str = (),
+    margin: str | float | None = None,
+    trust_remote_code: bool = False,
+    step: Any = None,
+    cache: bool = True,
+    **settings: Any,
+) -> Request:
+    """Check and complete what was asked."""
+    pinned = {name: value for name, value in settings.items() if value is not None}
+    given = read_settings(pinned)
+    said_micro, said_accumulation = pinned.pop("micro_batch", None), pinned.pop("accumulation", None)
+    where = where or find_where(gpu, memory, device)
+    if where is None:
+        text = _("No GPU is found here, and none was named.")
+        raise UsageError(text, hint=_('Give gpu="t4", memory=24 * 2**30 or device="cpu".'))
+    question = Question.ask(model, given, where, trust_remote_code=trust_remote_code, step=step, cache=cache)
+    lengths, notes = _lengths(data, tokenizer, question, trust_remote_code)
+    if lengths is not None and given.seq_len is None:
+        question, note = _length_of(question, lengths)
+        notes.append(note)
+    base = replace(question.settings, micro_batch=2, accumulation=2)
+    effective, because = _effective(effective_batch, said_micro, said_accumulation, base.ranks)
+    _check_positive(samples=samples, from_batch=from_batch, epochs=epochs, learning_rate=learning_rate, host_cores=host_cores)
+    if samples is not None and lengths is not None and samples > lengths.n:
+        notes.append(
+            _("{samples} samples: the lengths of the {known} in the data stand for all.").format(samples=samples, known=lengths.n)
+        )
+    samples = samples or (lengths.n if lengths is not None else None)
+    host, cores, shm = _host(host_memory, host_cores, where)
+    return Request(
+        question=replace(question, settings=base),
+        pinned=pinned,
+        effective_batch=effective,
+        effective_because=because,
+        margin=_margin(margin, where, base.ranks),
+        vary=read_vary((vary,) if isinstance(vary, str) else tuple(vary)),
+        micro_batch=said_micro,
+        accumulation=said_accumulation,
+        data=lengths,
+        samples=samples,
+        epochs=epochs,
+        drop_last=drop_last,
+        host_bytes=host,
+        host_cores=cores,
+        shm_bytes=shm,
+        learning_rate=learning_rate,
+        from_batch=from_batch,
+        warmup_steps=warmup_steps,
+        assumptions=tuple(notes),
+    )
+
+
+def _effective(asked: int | None, micro: int | None, accumulation: int | None, ranks: int) -> tuple[int, str]:
+    _check_positive(effective_batch=asked)
+    if asked is not None:
+        return asked, _("as asked")
+    if micro is not None:
+        count = micro * (accumulation or 1) * ranks
+        return count, _("{micro} x {accumulation} x {ranks} GPUs, as asked").format(
+            micro=micro, accumulation=accumulation or 1, ranks=ranks
+        )
+    return DEFAULT_EFFECTIVE_BATCH, _("assumed: no --effective-batch was given")
+
+
+def _lengths(
+    data: str | os.PathLike[str] | Lengths | None, tokenizer: str | None, question: Question, trust_remote_code: bool
+) -> tuple[Lengths | None, list[str]]:
+    if data is None:
+        if tokenizer is not None:
+            raise UsageError(_("--tokenizer counts the tokens of --data, and no --data was given."))
+        return None, []
+    if isinstance(data, Lengths):
+        return data, []
+    task = question.settings.task or "causal-lm"
+    lengths = measure_lengths(Path(data), tokenizer=tokenizer, task=task, trust_remote_code=trust_remote_code)
+    return lengths, []
+
+
+def _length_of(question: Question, lengths: Lengths) -> tuple[Question, str]:
+    """Without --seq-len: as long as the data, up to what is usual for the model."""
+    usual = question.settings.seq_len
+    assert usual is not None
+    length = min(int(lengths.tokens.max()), usual)
+    changed: dict[str, Any] = {"seq_len": length}
+    if lengths.has_targets and question.given.target_len is None:
+        changed["target_len"] = min(int(lengths.target_tokens.max()), usual)
+    text = _("Sequences of up to {length} tokens, the longest in the data: no --seq-len was given.")
+    if length == usual < int(lengths.tokens.max()):
+        text = _("Sequences are cut at {length} tokens: no --seq-len was given.")
+    given = replace(question.given, **changed)
+    settings = replace(question.settings, **changed)
+    return replace(question, given=given, settings=settings), text.format(length=length)
+
+
+def _margin(asked: str | float | None, where: Where, ranks: int) -> Margin:
+    if asked is not None:
+        margin = _read_margin(asked, where.limit_bytes)
+        if not 0 <= margin < where.limit_bytes:
+            raise UsageError(
+                _("--margin {asked} leaves nothing of {limit}.").format(asked=asked, limit=format_bytes(where.limit_bytes))
+            )
+        return Margin(margin, _("as asked"))
+    if where.gpu is None:
+        share, why = _MARGINS["cpu"], _("a hard limit on the CPU needs 1 to 4 percent more than the tensors")
+    elif where.gpu.vendor == "unknown" or where.gpu.backend != "cuda":
+        share, why = (
+            _MARGINS["unknown"],
+            _("the estimate is for an NVIDIA card of the usual kind, and this one is another or unknown"),
+        )
+    elif ranks > 1:
+        share, why = _MARGINS["group"], _("on several GPUs estimates have been off by up to 6 percent, once by more")
+    else:
+        share, why = _MARGINS["cuda"], _("half of 70 published measurements were met within 1 percent, nine tenths within 12")
+    return Margin(int(share * where.limit_bytes), why)
+
+
+def _read_margin(asked: str | float, limit: int) -> int:
+    """Bytes, or a share: `5%`, `0.05`, `1GiB`."""
+    try:
+        if isinstance(asked, str) and asked.strip().endswith("%"):
+            return int(float(asked.strip()[:-1]) / 100 * limit)
+        if isinstance(asked, float) or (isinstance(asked, str) and _is_share(asked)):
+            return int(float(asked) * limit)
+        return parse_size(asked)
+    except ValueError as error:
+        text = _("--margin {asked!r} is not possible; write 5% or 1GiB.")
+        raise UsageError(text.format(asked=asked)) from error
+
+
+def _is_share(text: str) -> bool:
+    try:
+        return 0 <= float(text) < 1
+    except ValueError:
+        return False
+
+
+def _host(memory: int | str | None, cores: float | None, where: Where) -> tuple[int | None, float | None, int | None]:
+    """Available bytes, cores and /dev/shm: as said, else of this machine if the device is in it."""
+    here: Host | None = None
+    if memory is None or cores is None:
+        here = _own_host(where)
+    available = parse_size(memory) if memory is not None else here.available_bytes if here is not None else None
+    return available, cores or (here.cores if here is not None else None), here.shm_free_bytes if here is not None else None
+
+
+def _own_host(where: Where) -> Host | None:
+    from brim.machine.host import host
+
+    return host() if where.gpu is None or where.is_here else None
+
+
+def _check_positive(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and (isinstance(value, bool) or not value > 0):
+            raise UsageError(
+                _("--{name} {value} is not possible: it must be above 0.").format(name=name.replace("_", "-"), value=value)
+            )
+
+
+def equal_lengths(request: Request) -> Lengths:
+    """Where no data were given: every sequence as long as the longest."""
+    return fixed_lengths(request.samples or request.effective_batch, request.length, request.base.target_len)

@@ -1,0 +1,164 @@
+"""The search: every structure that could win is traced, the fastest slice of it that fits is found, and the fastest of all is the plan.
+
+A structure is passed over, and counted, where another one is known to be at least as good, where its weights alone are more than there
+is, or where it would be slower than the best even with all memory of the world. The best is therefore the best of the whole space, by the
+planner's own model; and since more memory only ever adds configurations, it never gets slower with more memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from brim.errors import BrimError
+from brim.locale import _
+from brim.memory.ahead import trace_ahead
+from brim.planner.host import offload_fits
+from brim.planner.option import Option, Sampler, rates_of
+from brim.planner.slices import Cut
+from brim.planner.space import structures_of
+from brim.workload.resolve import Model
+
+if TYPE_CHECKING:
+    from brim.planner.request import Request
+    from brim.workload.settings import Settings
+
+_ENGINES = ("zero1", "zero2", "zero3", "fsdp")
+_WEIGHT_BYTES = {"fp32": 4.0, "amp-bf16": 4.0, "amp-fp16": 4.0, "bf16": 2.0, "fp16": 2.0}
+_BASE_BYTES = {"lora": 2.0, "qlora": 0.5, "lora-8bit": 1.0}
+_ADAM_STATE = 2.0
+_SPREADS_WEIGHTS = ("zero3", "fsdp")
+_MOST_ALTERNATIVES = 6
+
+
+@dataclass(frozen=True)
+class Pick:
+    """A structure with a cut that fits."""
+
+    option: Option
+    cut: Cut
+
+    @property
+    def seconds(self) -> float:
+        """Of one optimizer step."""
+        return self.option.seconds(self.cut)
+
+
+@dataclass
+class Found:
+    """What a search came to."""
+
+    best: Pick | None
+    others: list[Pick] = field(default_factory=list)
+    """The fastest of every other kind that was looked at, fastest first."""
+    options: list[Option] = field(default_factory=list)
+    """All structures that were traced."""
+    considered: int = 0
+    passed_over: dict[str, int] = field(default_factory=dict)
+    """Reasons, and how many configurations each spared."""
+
+
+def search(request: Request) -> Found:
+    """Find the fastest configuration that fits."""
+    space = structures_of(request.pinned, request.base, request.question.model, request.where, request.vary)
+    found = Found(None)
+    sampler, rates = Sampler(request), rates_of(request.where, request.host_cores)
+    failure: BrimError | None = None
+    for structure in space.structures:
+        found.considered += len(request.cuts)
+        reason = structure.dominated_by or _too_large(request, structure.settings)
+        if reason:
+            found.passed_over[reason] = found.passed_over.get(reason, 0) + len(request.cuts)
+            continue
+        found.options.append(Option(request, structure.settings, sampler, rates))
+    trace_ahead([pair for option in found.options if (pair := option.wanted()) is not None])
+    for option in list(found.options):
+        try:
+            option.trace()
+        except BrimError as error:
+            failure = failure or error
+            found.options.remove(option)
+            found.passed_over[str(error)] = found.passed_over.get(str(error), 0) + len(request.cuts)
+    if not found.options and failure is not None:
+        raise failure
+    _choose(found)
+    for option in found.options:
+        option.keep()
+    return found
+
+
+def _choose(found: Found) -> None:
+    """The best of all first; then the best of every kind that differs in more than its speed."""
+    picks: dict[int, Pick | None] = {}
+    for option in sorted(found.options, key=Option.bound):
+        if found.best is not None and option.bound() >= found.best.seconds:
+            break
+        picks[id(option)] = _pick(option)
+        best = picks[id(option)]
+        if best is not None and (found.best is None or best.seconds < found.best.seconds):
+            found.best = best
+    kinds: dict[tuple[object, ...], Pick] = {}
+    for option in sorted(found.options, key=Option.bound):
+        kind = _kind(option.settings)
+        if kind in kinds or len(kinds) > _MOST_ALTERNATIVES:
+            continue
+        pick = picks[id(option)] if id(option) in picks else _pick(option)
+        if pick is not None:
+            kinds[kind] = pick
+    shown = sorted(
+        {id(pick): pick for pick in (found.best, *kinds.values()) if pick is not None}.values(), key=lambda pick: pick.seconds
+    )
+    # A bound let them pass; what is shown is looked at itself.
+    trace_ahead([pair for pick in shown if (pair := pick.option.wanted(pick.cut)) is not None])
+    shown = [pick for pick in shown if pick.option.surely_fits(pick.cut)]
+    found.best, found.others = (shown[0], shown[1:]) if shown else (None, [])
+
+
+def _pick(option: Option) -> Pick | None:
+    cut = option.fastest()
+    return Pick(option, cut) if cut is not None else None
+
+
+def _kind(settings: Settings) -> tuple[object, ...]:
+    return (
+        settings.method, settings.checkpointing, settings.attention, settings.optimizer, settings.sharding, settings.offload,
+        settings.precision,
+    )  # fmt: skip
+
+
+def _too_large(request: Request, settings: Settings) -> str:
+    """Why it cannot fit, by its weights alone, or why the host cannot hold what it offloads; empty if it may."""
+    model = request.question.model
+    if not isinstance(model, Model) or model.config is None:
+        return ""
+    parameters = model.parameters()
+    if settings.offload != "none":
+        if not offload_fits(host_bytes(settings, parameters), request.host_bytes, settings.gpus):
+            return _("the host has no room for what would be offloaded")
+        return ""
+    if request.where.gpu is not None and _least_bytes(settings, parameters) > request.room_bytes:
+        return _("the weights alone are more than the card holds")
+    return ""
+
+
+def _least_bytes(settings: Settings, parameters: int) -> float:
+    """Below what any step of this kind needs."""
+    if settings.method == "full":
+        if settings.freeze:
+            return 0.0
+        each = _WEIGHT_BYTES[settings.precision]
+        if settings.sharding in _ENGINES:
+            each = 2.0 if settings.precision != "fp32" else 4.0
+        elif settings.optimizer in {"adamw", "adamw-fused", "adamw-loop"}:
+            each *= 1 + _ADAM_STATE
+    else:
+        each = 4.0 if settings.method == "lora" and settings.precision == "fp32" else _BASE_BYTES[settings.method]
+    return each * parameters / (settings.ranks if settings.sharding in _SPREADS_WEIGHTS else 1)
+
+
+def host_bytes(settings: Settings, parameters: int) -> int:
+    """What offloading keeps on one host for all its GPUs: float32 weights and moments, and the half-precision weights themselves."""
+    if settings.method != "full" or settings.offload == "none":
+        return 2 * parameters if settings.offload == "parameters" else 0
+    state = 12 * parameters // settings.nodes
+    return state + (2 * parameters // settings.nodes if settings.offload == "parameters" else 0)

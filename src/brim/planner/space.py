@@ -1,0 +1,143 @@
+"""Everything that a plan may choose, and why some of it need not be looked at.
+
+What the user said is pinned. Micro-batch, checkpointing, attention, precision, the implementation of AdamW and the engine that shards are
+free: they leave the recipe as it is. Another optimizer, another method and offload are tried only where the user lets them vary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any, Literal
+
+from brim.errors import BrimError, UsageError
+from brim.locale import _
+from brim.memory.compatibility import check
+from brim.memory.estimate import fill
+from brim.workload.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from brim.memory.where import Where
+
+
+Vary = Literal["optimizer", "method", "offload", "precision"]
+VARY: tuple[Vary, ...] = ("optimizer", "method", "offload", "precision")
+_OTHER_OPTIMIZERS = ("adamw-8bit", "paged-adamw-8bit", "adafactor")
+_OTHER_METHODS = ("lora", "qlora")
+_SHARDINGS = ("ddp", "zero1", "zero2", "zero3", "fsdp")
+_ENGINES = ("zero1", "zero2", "zero3", "fsdp")
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Settings but for the micro-batch and the accumulation."""
+
+    settings: Settings
+    dominated_by: str = ""
+    """Why it need not be traced: another one of the space is at least as fast and as small. Empty: it must be looked at."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """All structures of one question."""
+
+    structures: tuple[Structure, ...]
+    refused: dict[str, int]
+    """Reasons why some cannot run there, and how many."""
+
+
+def structures_of(pinned: dict[str, Any], base: Settings, model: object, where: Where, vary: frozenset[str]) -> Space:
+    """`pinned` are the settings that the user gave, `base` the same with everything filled in."""
+    found: dict[Settings, Structure] = {}
+    refused: dict[str, int] = {}
+    first: BrimError | None = None
+    for choice in _choices(pinned, base, where, vary):
+        try:
+            # What belongs to LoRA is filled in, or dropped, by the method.
+            settings = fill(replace(base, **choice, **_of_method(choice, pinned)), model, where)
+            check(settings, getattr(model, "config", None), where.gpu)
+        except BrimError as error:
+            first = first or error
+            refused[str(error)] = refused.get(str(error), 0) + 1
+            continue
+        found.setdefault(settings, Structure(settings, _dominated(settings, pinned)))
+    if not found:
+        assert first is not None
+        raise first
+    return Space(tuple(found.values()), refused)
+
+
+def read_vary(words: tuple[str, ...]) -> frozenset[str]:
+    """The words of `--vary`, checked."""
+    for word in words:
+        if word not in VARY:
+            text = _("--vary {word!r} is not possible; one of: {words}.")
+            raise UsageError(text.format(word=word, words=", ".join(VARY)))
+    return frozenset(words)
+
+
+def _choices(pinned: dict[str, Any], base: Settings, where: Where, vary: frozenset[str]) -> Iterator[dict[str, Any]]:
+    free = {
+        "method": [base.method, *(_OTHER_METHODS if "method" in vary else ())],
+        "precision": _precisions(pinned, where, vary),
+        "checkpointing": _free(pinned, "checkpointing", ["none", "full"]),
+        "attention": _attentions(pinned, where),
+        "optimizer": _optimizers(pinned, where, vary),
+        "sharding": _free(pinned, "sharding", list(_SHARDINGS)) if base.ranks > 1 else [base.sharding],
+        "offload": [base.offload, *(("optimizer", "parameters") if "offload" in vary else ())],
+    }
+    for values in product(*(dict.fromkeys(values) for values in free.values())):
+        choice = dict(zip(free, values, strict=True))
+        if _can_offload(choice, base):
+            yield choice
+
+
+def _can_offload(choice: dict[str, Any], base: Settings) -> bool:
+    """Offload needs an engine that does it; one GPU has none but for that."""
+    return choice["offload"] == "none" or choice["sharding"] in _ENGINES or base.ranks == 1
+
+
+def _of_method(choice: dict[str, Any], pinned: dict[str, Any]) -> dict[str, Any]:
+    extra: dict[str, Any] = {}
+    if choice["method"] == "full":
+        extra |= {"lora_rank": None, "lora_targets": (), "lora_dtype": None, "base_dtype": None}
+    if choice["offload"] != "none" and choice["sharding"] == "none" and "sharding" not in pinned:
+        extra["sharding"] = "zero3" if choice["offload"] == "parameters" else "zero2"
+    return extra
+
+
+def _free(pinned: dict[str, Any], name: str, values: list[Any]) -> list[Any]:
+    return [pinned[name]] if name in pinned else values
+
+
+def _precisions(pinned: dict[str, Any], where: Where, vary: frozenset[str]) -> list[Any]:
+    """What trains is held in float32; LoRA's frozen base may be half. Weights that train in half precision are another recipe."""
+    if where.gpu is None:
+        return _free(pinned, "precision", ["fp32"])
+    has_bf16 = where.gpu.bf16 or where.gpu.vendor == "unknown"
+    values = _free(pinned, "precision", ["amp-bf16" if has_bf16 else "amp-fp16", "fp32"])
+    return [*values, "bf16"] if "precision" in vary and has_bf16 else values
+
+
+def _attentions(pinned: dict[str, Any], where: Where) -> list[Any]:
+    if "attention" in pinned:
+        return [pinned["attention"]]
+    if where.gpu is None:
+        return [None, "eager"]
+    return ["flash2", None, "eager"] if where.gpu.flash_attention else [None, "eager"]
+
+
+def _optimizers(pinned: dict[str, Any], where: Where, vary: frozenset[str]) -> list[Any]:
+    adamw = ["adamw-fused", "adamw"] if where.gpu is not None else ["adamw"]
+    values = _free(pinned, "optimizer", adamw)
+    return [*values, *_OTHER_OPTIMIZERS] if "optimizer" in vary else values
+
+
+def _dominated(settings: Settings, pinned: dict[str, Any]) -> str:
+    if settings.attention == "eager" and "attention" not in pinned:
+        return _("eager attention holds the scores of all pairs of tokens, and sdpa does not")
+    if settings.optimizer == "adamw" and "optimizer" not in pinned and settings.offload == "none":
+        return _("adamw-fused makes the same update with fewer kernels and no temporaries")
+    return ""

@@ -1,0 +1,320 @@
+"""How long the data's sequences are, in tokens: counted by a tokenizer, or guessed from characters.
+
+**The guess** goes by script, because a vocabulary does. A token holds about four characters of Latin text (OpenAI's and DeepSeek's own
+rules of thumb say 4 and 3.3; Cohere's multilingual tokenizer 4.4-4.8 over five languages) and about one and a half of Chinese (DeepSeek
+1.7, Cohere 1.1; its Japanese 1.3, Korean 2.0). Other alphabets depend most on the vocabulary: Cyrillic 2.2 with Llama 2's, Arabic from 1.1
+there to 3.6 with Cohere's, so 2.5 is taken; the scripts of India and South-East Asia, from 0.9 to 3.8, count like Chinese. Blanks, digits
+and punctuation count like the letter before them. Held against byte-pair vocabularies trained on English and Chinese instructions, on rows
+that they had not seen, the guess is 9-15 % too low for 8,000 tokens, 1-8 % too high for 32,000, 7-15 % too high for 100,000.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from brim.errors import UsageError
+from brim.locale import _
+from brim.workload.columns import Layout
+from brim.workload.reading import read_rows
+from brim.workload.records import LengthCount
+from brim.workload.resolve import _answers as hub_answers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from brim.workload.columns import Message
+    from brim.workload.reading import Row
+    from brim.workload.words import Task
+
+    _Template = Callable[[list[Message]], str]
+
+IntArray = npt.NDArray[np.int64]
+
+MOST_BARS: Final = 512
+_CHARACTERS_AT_ONCE: Final = 1 << 18
+
+# Characters a token, by kind of script; 0 stands for what counts like its neighbour.
+_NEUTRAL, _LATIN, _ALPHABET, _DENSE = range(4)
+_CHARACTERS_PER_TOKEN: Final = np.array([np.inf, 4.0, 2.5, 1.5])
+
+
+@dataclass(frozen=True, eq=False)
+class Lengths:
+    """Tokens of every sequence, in the data's order, before anything is cut."""
+
+    source: str
+    """The file or folder; empty where only a length is known."""
+    tokens: IntArray
+    """Of the sequence; of its source, where there is a target."""
+    target_tokens: IntArray
+    """Of the target (seq2seq); 0 where there is none."""
+    counted_by: str
+    exact: bool
+    """Whether a tokenizer counted."""
+
+    @property
+    def n(self) -> int:
+        """Sequences."""
+        return len(self.tokens)
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether sources and targets are padded apart."""
+        return bool(self.target_tokens.any())
+
+    @functools.cached_property
+    def are_equal(self) -> bool:
+        """Whether all sequences have one length, so that nothing is ever padded."""
+        return bool(np.ptp(self.tokens) == 0 and np.ptp(self.target_tokens) == 0)
+
+    def cut(self, max_length: int, target_length: int | None = None) -> Lengths:
+        """As the model sees them: no longer than allowed."""
+        targets = self.target_tokens if target_length is None else np.minimum(self.target_tokens, target_length)
+        return replace(self, tokens=np.minimum(self.tokens, max_length), target_tokens=targets)
+
+    def histogram(self) -> tuple[LengthCount, ...]:
+        """How many sequences have which length; with more than `MOST_BARS` lengths, rounded up to multiples of `bar_tokens`."""
+        pairs, counts = self._bars(self.bar_tokens)
+        return tuple(
+            LengthCount(tokens=int(tokens), sequences=int(count), target_tokens=int(target))
+            for (tokens, target), count in zip(pairs, counts, strict=True)
+        )
+
+    @functools.cached_property
+    def bar_tokens(self) -> int:
+        """Width of a bar of the histogram: 1 where it holds exact lengths, else the power of two that leaves few enough bars."""
+        widths = (1 << power for power in itertools.count())
+        return next(width for width in widths if len(self._bars(width)[0]) <= MOST_BARS)
+
+    def _bars(self, width: int) -> tuple[IntArray, IntArray]:
+        """Lengths (source, target) and how many sequences have them.
+
+        Rounded up, but never beyond the longest that there is: a histogram must not hold a length that memory was not asked for.
+        """
+        if self.are_equal:
+            return np.array([[self.tokens[0], self.target_tokens[0]]]), np.array([self.n])
+        columns = [np.minimum(-(-column // width) * width, column.max()) for column in (self.tokens, self.target_tokens)]
+        # One number for a pair: sorting numbers is ten times as fast as sorting rows.
+        base = int(columns[1].max()) + 1
+        keys, counts = np.unique(columns[0] * base + columns[1], return_counts=True)
+        return np.stack(np.divmod(keys, base), axis=1), counts
+
+
+def fixed_lengths(samples: int, length: int, target_length: int | None = None) -> Lengths:
+    """Sequences of one length: all that is known where no data were given."""
+    # One number seen `samples` times: a billion samples cost nothing.
+    tokens, targets = (np.broadcast_to(np.int64(value), samples) for value in (length, target_length or 0))
+    return Lengths("", tokens, targets, _("the length that was given"), exact=False)
+
+
+def measure_lengths(
+    path: str | Path,
+    *,
+    tokenizer: str | None = None,
+    task: Task = "causal-lm",
+    limit: int | None = None,
+    trust_remote_code: bool = False,
+) -> Lengths:
+    """Lengths of the first `limit` rows, or of all. Without a tokenizer they are guessed, and `counted_by` says how.
+
+    A decoder-only model reads source and target as one sequence, a seq2seq model as two, and a classifier reads the source only.
+    """
+    rows = read_rows(path)
+    first = next(rows)
+    counter = _Tokenizer(tokenizer, trust_remote_code) if tokenizer is not None else _Guess()
+    with _naming(path, 1):
+        layout = Layout.of(first)
+        if task == "seq2seq" and not layout.has_target:
+            raise UsageError(_("A seq2seq model needs a source and a target, and there is only {name}.").format(name=layout.name))
+    template = counter.template if layout.is_chat and task == "causal-lm" else None
+    read = _reader(layout, task, template)
+    texts = _texts(path, itertools.islice(itertools.chain([first], rows), limit), read)
+    counted = [
+        [counter.count(column, special=template is None) for column in zip(*chunk, strict=True)] for chunk in _chunks(texts)
+    ]
+    # A sequence has a token at least: what is empty is padded all the same.
+    columns = [np.maximum(np.concatenate(column), 1) for column in zip(*counted, strict=True)]
+    targets = columns[1] if len(columns) == 2 else np.zeros_like(columns[0])
+    return Lengths(str(path), columns[0], targets, counter.name, counter.exact)
+
+
+def _reader(layout: Layout, task: Task, template: _Template | None) -> Callable[[Row], tuple[str, ...]]:
+    """From a row to the texts that are padded apart."""
+    if template is not None:
+        return lambda row: (template(layout.messages(row)),)
+    if task == "seq2seq":
+        return lambda row: ((example := layout.parts(row)).source, example.target)
+    if task == "classification":
+        return lambda row: (layout.parts(row).source,)
+    return lambda row: (layout.parts(row).text,)
+
+
+def _texts(path: str | Path, rows: Iterable[Row], read: Callable[[Row], tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    for number, row in enumerate(rows, 1):
+        with _naming(path, number):
+            texts = read(row)
+        yield texts
+
+
+@contextlib.contextmanager
+def _naming(path: str | Path, number: int) -> Iterator[None]:
+    try:
+        yield
+    except UsageError as error:
+        text = _("{path}, row {row}: {message}").format(path=path, row=number, message=error.message)
+        raise UsageError(text, hint=error.hint) from error
+
+
+def _chunks(texts: Iterator[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
+    """By characters rather than rows: a row may be a sentence or a book."""
+    chunk: list[tuple[str, ...]] = []
+    characters = 0
+    for parts in texts:
+        chunk.append(parts)
+        characters += sum(map(len, parts))
+        if characters >= _CHARACTERS_AT_ONCE:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
+
+
+class _Tokenizer:
+    """A tokenizer of transformers, or the bare `tokenizer.json`, which loads in a tenth of the time."""
+
+    exact = True
+
+    def __init__(self, name: str, trust_remote_code: bool) -> None:
+        self.name = _("tokenizer {name}").format(name=name)
+        self._whole: Any = None
+        self._fast: Any = None
+        try:
+            if Path(name).is_file():
+                import tokenizers
+
+                self._fast = tokenizers.Tokenizer.from_file(name)
+            else:
+                self._whole = _load_tokenizer(name, trust_remote_code)
+                self._fast = self._whole.backend_tokenizer if self._whole.is_fast else None
+        except UsageError:
+            raise
+        except Exception as error:
+            # Both libraries raise whatever went wrong in them; `tokenizers` even the bare Exception.
+            raise _not_loaded(name, (str(error).splitlines() or [type(error).__name__])[0]) from error
+        if self._fast is not None:
+            # What a tokenizer.json may carry over from its training: lengths are wanted as they are.
+            self._fast.no_truncation()
+            self._fast.no_padding()
+        self.template: _Template | None = self._render if self._whole is not None and self._whole.chat_template else None
+
+    def count(self, texts: Sequence[str], *, special: bool) -> IntArray:
+        """Tokens of each text; `special`: with those that the tokenizer puts around a sequence."""
+        # Half of a surrogate pair is legal in JSON and in Python, and no text for a tokenizer.
+        whole = [text.encode("utf-8", "replace").decode() for text in texts]
+        if self._fast is not None:
+            encoded = self._fast.encode_batch_fast(whole, add_special_tokens=special)
+        else:
+            encoded = self._whole(whole, add_special_tokens=special, verbose=False)["input_ids"]
+        return np.array([len(tokens) for tokens in encoded], dtype=np.int64)
+
+    def _render(self, messages: list[Message]) -> str:
+        import jinja2
+
+        try:
+            return str(self._whole.apply_chat_template(messages, tokenize=False))
+        except (jinja2.TemplateError, ValueError, IndexError) as error:
+            text = _("The chat template of {name} refuses the messages: {why}.")
+            raise UsageError(text.format(name=self.name, why=error)) from error
+
+
+def _load_tokenizer(name: str, trust_remote_code: bool) -> Any:
+    """From this disk if it is there; the network is asked only for what is not."""
+    from huggingface_hub import constants
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=trust_remote_code)
+    except OSError as error:
+        if Path(name).is_dir():
+            raise
+        if constants.is_offline_mode() or "/" not in name:
+            raise _not_loaded(name, _("it is not on this disk")) from error
+        if not hub_answers(constants.ENDPOINT):
+            raise _not_loaded(
+                name, _("it is not on this disk, and {hub} does not answer").format(hub=constants.ENDPOINT)
+            ) from error
+    return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+
+
+def _not_loaded(name: str, why: str) -> UsageError:
+    text = _("The tokenizer {name} cannot be loaded: {why}.").format(name=name, why=why.rstrip("."))
+    hint = _(
+        "Give a folder with a tokenizer, a tokenizer.json or a Hub id; without a tokenizer the lengths are guessed from characters."
+    )
+    return UsageError(text, hint=hint)
+
+
+class _Guess:
+    """Tokens from characters, by script."""
+
+    exact = False
+    template = None
+
+    def __init__(self) -> None:
+        self.name = _(
+            "a guess from characters: a token for every 4 of Latin text, for every 1.5 of Chinese, Japanese, Korean and the "
+            "scripts of India and South-East Asia, for every 2.5 of other alphabets"
+        )
+
+    def count(self, texts: Sequence[str], *, special: bool) -> IntArray:  # noqa: ARG002
+        """Tokens of each text; a guess knows no special ones."""
+        return _guess(texts)
+
+
+def _guess(texts: Sequence[str]) -> IntArray:
+    """All texts at once, as one array of characters."""
+    sizes = np.fromiter(map(len, texts), np.int64, len(texts))
+    tokens = np.zeros(len(texts))
+    starts = (np.cumsum(sizes) - sizes)[sizes > 0]
+    if len(starts):
+        kinds = _scripts()[np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)]
+        _count_like_neighbours(kinds, starts)
+        tokens[sizes > 0] = np.add.reduceat(1 / _CHARACTERS_PER_TOKEN[kinds], starts)
+    return np.ceil(tokens - 1e-6).astype(np.int64)
+
+
+def _count_like_neighbours(kinds: npt.NDArray[np.uint8], starts: IntArray) -> None:
+    """Give every neutral character the kind of the letter before it, and those that begin a text the kind of its first letter."""
+    letters = np.append(np.flatnonzero(kinds), len(kinds))
+    first = letters[np.searchsorted(letters, starts)]
+    in_text = first < np.append(starts[1:], len(kinds))
+    kinds[starts] = np.where(in_text, kinds[np.where(in_text, first, 0)], _LATIN)
+    kinds[:] = kinds[np.maximum.accumulate(np.where(kinds > 0, np.arange(len(kinds), dtype=np.int32), 0))]
+
+
+@functools.cache
+def _scripts() -> npt.NDArray[np.uint8]:
+    """The kind of every code point, by Unicode's blocks; what is in none of these is dense: a token holds little of it."""
+    kinds = np.full(0x110000, _DENSE, np.uint8)
+    kinds[:0x250] = [_LATIN if chr(code).isalpha() else _NEUTRAL for code in range(0x250)]
+    for start, end, kind in (
+        (0x250, 0x2B0, _LATIN),  # phonetic letters
+        (0x2B0, 0x370, _NEUTRAL),  # accents
+        (0x370, 0x900, _ALPHABET),  # Greek, Cyrillic, Armenian, Hebrew, Arabic and their neighbours
+        (0x10A0, 0x1100, _ALPHABET),  # Georgian
+        (0x1E00, 0x1F00, _LATIN),  # Vietnamese and other accented letters
+        (0x1F00, 0x2000, _ALPHABET),  # Greek with accents
+        (0x2000, 0x2C00, _NEUTRAL),  # punctuation, arrows, mathematics
+        (0xFB1D, 0xFE00, _ALPHABET),  # Hebrew and Arabic, joined
+        (0xFE70, 0xFF00, _ALPHABET),
+    ):
+        kinds[start:end] = kind
+    return kinds
