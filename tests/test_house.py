@@ -17,12 +17,14 @@ SOURCE = ROOT / "src" / "brim"
 
 PUBLIC = [
     "Accelerator",
+    "Advice",
     "BrimError",
     "Candidate",
     "ChildError",
     "ConfigError",
     "Configuration",
     "CpuDevice",
+    "DataReport",
     "Device",
     "Environment",
     "Estimate",
@@ -55,6 +57,7 @@ PUBLIC = [
     "UsageError",
     "Workload",
     "__version__",
+    "calculate_gradient_accumulation",
     "count_parameters",
     "detect",
     "env",
@@ -67,8 +70,12 @@ PUBLIC = [
     "models",
     "out_of_memory_family",
     "parse_size",
+    "plan",
+    "recommend_batch_size",
     "run",
     "run_command",
+    "solve",
+    "sweep",
 ]
 
 

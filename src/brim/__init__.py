@@ -38,8 +38,15 @@ if TYPE_CHECKING:
     from brim.machine.recorded import RecordedDevice as RecordedDevice, Recorder as Recorder, Recording as Recording
     from brim.machine.records import GPU as GPU, Accelerator as Accelerator, Host as Host, Machine as Machine
     from brim.memory.estimate import estimate as estimate
+    from brim.planner.accumulation import calculate_gradient_accumulation as calculate_gradient_accumulation
+    from brim.planner.plan import plan as plan
+    from brim.planner.recommend import recommend_batch_size as recommend_batch_size
+    from brim.planner.solve import solve as solve
+    from brim.planner.sweep import sweep as sweep
     from brim.records import (
+        Advice as Advice,
         Candidate as Candidate,
+        DataReport as DataReport,
         Estimate as Estimate,
         LedgerEntry as LedgerEntry,
         Measurement as Measurement,
@@ -72,8 +79,14 @@ _HOMES = {
     "brim.machine.recorded": ("RecordedDevice", "Recorder", "Recording"),
     "brim.machine.records": ("GPU", "Accelerator", "Host", "Machine"),
     "brim.memory.estimate": ("estimate",),
+    "brim.planner.accumulation": ("calculate_gradient_accumulation",),
+    "brim.planner.plan": ("plan",),
+    "brim.planner.recommend": ("recommend_batch_size",),
+    "brim.planner.solve": ("solve",),
+    "brim.planner.sweep": ("sweep",),
     "brim.records": (
-        "Candidate", "Estimate", "LedgerEntry", "Measurement", "MemoryPrediction", "Plan", "Saving", "SpeedPrediction", "Trial",
+        "Advice", "Candidate", "DataReport", "Estimate", "LedgerEntry", "Measurement", "MemoryPrediction", "Plan", "Saving",
+        "SpeedPrediction", "Trial",
     ),
     "brim.sizes": ("format_bytes", "parse_size"),
     "brim.workload.cards": ("ModelCard", "models"),

@@ -163,7 +163,7 @@ def traceable() -> Iterator[None]:
     """A model whose own code fails on tensors without memory cannot be estimated: one sentence, and `BRIM_DEBUG=1` for the rest."""
     try:
         yield
-    except BrimError:
+    except (BrimError, NotAProductError):
         raise
     except Exception as error:
         said = " ".join(str(error).split())[:400]

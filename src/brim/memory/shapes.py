@@ -125,7 +125,7 @@ def fit(
     base = Columns.of(first or trace(batches[0], lengths[0]))
     others = [(batch, length) for batch in batches for length in dict.fromkeys(lengths)][1:]
     sizes = None
-    if begin is not None:
+    if begin is not None and others:
         try:
             sizes = _continued(base, [begin(*shape) for shape in others])
         except _NotPeriodicError:

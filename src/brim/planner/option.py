@@ -75,6 +75,8 @@ class Option:
         self._several = self._footprint(accumulation=2)
         self._alone = self._footprint(accumulation=1)
         self._rates = rates
+        self.fitting: int | None = None
+        """How many cuts fit, once that is known."""
 
     def trace(self) -> None:
         """Find out what it computes and holds."""
@@ -133,20 +135,27 @@ class Option:
         """Everything about its memory."""
         return self._of(cut).prediction(cut.micro_batch)
 
-    def largest_fitting(self) -> int:
-        """How many of the cuts fit, from the smallest on, found by halving: what it says never shrinks as the limit grows."""
+    def largest_fitting(self, guess: int | None = None) -> int:
+        """How many of the cuts fit, from the smallest on, found by halving: what it says never shrinks as the limit grows.
+
+        `guess` is where a structure of the same kind ended: the search begins there.
+        """
         low, high = 0, len(self.request.cuts)
+        nearby = [] if guess is None else [guess - 1, guess]
         while low < high:
-            middle = (low + high) // 2
+            middle = nearby.pop() if nearby else (low + high) // 2
+            if not low <= middle < high:
+                continue
             if self.fits(self.request.cuts[middle]):
                 low = middle + 1
             else:
                 high = middle
         return low
 
-    def fastest(self) -> Cut | None:
+    def fastest(self, guess: int | None = None) -> Cut | None:
         """The fastest cut that fits."""
-        fitting = self.request.cuts[: self.largest_fitting()]
+        self.fitting = self.largest_fitting(guess)
+        fitting = self.request.cuts[: self.fitting]
         for cut in sorted(fitting, key=self.seconds):
             if self.fits(cut):
                 return cut

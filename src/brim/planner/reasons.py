@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from brim.errors import BrimError
@@ -157,7 +158,9 @@ def assumptions_of(request: Request, found: Found) -> Iterator[str]:
     if option is not None:
         question = request.question
         obtained = Obtained(trace=None, facts=option.facts)  # type: ignore[arg-type]
-        yield from assumptions(question.given, option.settings, question.where, question.config, obtained)
+        # What the plan chose is no assumption.
+        given = replace(question.given, sharding=option.settings.sharding)
+        yield from assumptions(given, option.settings, question.where, question.config, obtained)
     gpu = request.where.gpu
     if gpu is not None and gpu.bandwidth_bytes_per_second is None:
         yield _("Nothing is known of this card's speed: times are for comparing configurations only.")

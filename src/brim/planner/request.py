@@ -151,7 +151,7 @@ def make_request(
     **settings: Any,
 ) -> Request:
     """Check and complete what was asked."""
-    pinned = {name: value for name, value in settings.items() if value is not None}
+    pinned = {name: value for name, value in settings.items() if value is not None or name == "max_grad_norm"}
     given = read_settings(pinned)
     said_micro, said_accumulation = pinned.pop("micro_batch", None), pinned.pop("accumulation", None)
     where = where or find_where(gpu, memory, device)

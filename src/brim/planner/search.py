@@ -28,7 +28,10 @@ _WEIGHT_BYTES = {"fp32": 4.0, "amp-bf16": 4.0, "amp-fp16": 4.0, "bf16": 2.0, "fp
 _BASE_BYTES = {"lora": 2.0, "qlora": 0.5, "lora-8bit": 1.0}
 _ADAM_STATE = 2.0
 _SPREADS_WEIGHTS = ("zero3", "fsdp")
-_MOST_ALTERNATIVES = 6
+_CHOICES = ("checkpointing", "attention", "sharding", "precision", "optimizer", "method", "offload")
+_SMALLER = (0.5, 0.25)
+_MOST_TRIES = 3
+"""Structures that are looked at for each, in the order of what they could reach."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Found:
 
     best: Pick | None
     others: list[Pick] = field(default_factory=list)
-    """The fastest of every other kind that was looked at, fastest first."""
+    """For every choice the fastest that chooses otherwise, fastest first."""
     options: list[Option] = field(default_factory=list)
     """All structures that were traced."""
     considered: int = 0
@@ -72,11 +75,16 @@ def search(request: Request) -> Found:
             continue
         found.options.append(Option(request, structure.settings, sampler, rates))
     trace_ahead([pair for option in found.options if (pair := option.wanted()) is not None])
+    refused: dict[object, BrimError] = {}
     for option in list(found.options):
         try:
+            if option.settings.attention in refused:
+                raise refused[option.settings.attention]
             option.trace()
         except BrimError as error:
-            failure = failure or error
+            failure = error
+            if option.settings.attention is not None:
+                refused[option.settings.attention] = error  # the model has no such attention, whatever else is chosen
             found.options.remove(option)
             found.passed_over[str(error)] = found.passed_over.get(str(error), 0) + len(request.cuts)
     if not found.options and failure is not None:
@@ -88,42 +96,59 @@ def search(request: Request) -> Found:
 
 
 def _choose(found: Found) -> None:
-    """The best of all first; then the best of every kind that differs in more than its speed."""
-    picks: dict[int, Pick | None] = {}
-    for option in sorted(found.options, key=Option.bound):
-        if found.best is not None and option.bound() >= found.best.seconds:
+    """The best of all first; then, for every choice, the best that chooses otherwise: what that would cost and save."""
+    finder = _Finder()
+    by_bound = sorted(found.options, key=Option.bound)
+    best: Pick | None = None
+    for option in by_bound:
+        if best is not None and option.bound() >= best.seconds:
             break
-        picks[id(option)] = _pick(option)
-        best = picks[id(option)]
-        if best is not None and (found.best is None or best.seconds < found.best.seconds):
-            found.best = best
-    kinds: dict[tuple[object, ...], Pick] = {}
-    for option in sorted(found.options, key=Option.bound):
-        kind = _kind(option.settings)
-        if kind in kinds or len(kinds) > _MOST_ALTERNATIVES:
-            continue
-        pick = picks[id(option)] if id(option) in picks else _pick(option)
-        if pick is not None:
-            kinds[kind] = pick
-    shown = sorted(
-        {id(pick): pick for pick in (found.best, *kinds.values()) if pick is not None}.values(), key=lambda pick: pick.seconds
-    )
+        pick = finder.pick(option)
+        if pick is not None and (best is None or pick.seconds < best.seconds):
+            best = pick
+    if best is None:
+        return
+    shown = [best, *sorted([*_alternatives(best, by_bound, finder), *_smaller(best)], key=lambda pick: pick.seconds)]
     # A bound let them pass; what is shown is looked at itself.
     trace_ahead([pair for pick in shown if (pair := pick.option.wanted(pick.cut)) is not None])
-    shown = [pick for pick in shown if pick.option.surely_fits(pick.cut)]
-    found.best, found.others = (shown[0], shown[1:]) if shown else (None, [])
+    sure = [pick for pick in shown if pick.option.surely_fits(pick.cut)]
+    found.best, found.others = (sure[0], sure[1:]) if sure else (None, [])
 
 
-def _pick(option: Option) -> Pick | None:
-    cut = option.fastest()
-    return Pick(option, cut) if cut is not None else None
+class _Finder:
+    """The fastest cut of each structure, found once; structures that differ little begin where others ended."""
+
+    def __init__(self) -> None:
+        self._picks: dict[int, Pick | None] = {}
+        self._ended: dict[object, int] = {}
+
+    def pick(self, option: Option) -> Pick | None:
+        if id(option) not in self._picks:
+            alike = option.settings.checkpointing, option.settings.method
+            cut = option.fastest(self._ended.get(alike))
+            if option.fitting is not None:
+                self._ended[alike] = option.fitting
+            self._picks[id(option)] = Pick(option, cut) if cut is not None else None
+        return self._picks[id(option)]
 
 
-def _kind(settings: Settings) -> tuple[object, ...]:
-    return (
-        settings.method, settings.checkpointing, settings.attention, settings.optimizer, settings.sharding, settings.offload,
-        settings.precision,
-    )  # fmt: skip
+def _alternatives(best: Pick, by_bound: list[Option], finder: _Finder) -> list[Pick]:
+    found: dict[int, Pick] = {}
+    for name in _CHOICES:
+        mine = getattr(best.option.settings, name)
+        others = [option for option in by_bound if getattr(option.settings, name) != mine]
+        picks = (finder.pick(option) for option in others[:_MOST_TRIES])
+        pick = next((pick for pick in picks if pick is not None), None)
+        if pick is not None:
+            found[id(pick)] = pick
+    return list(found.values())
+
+
+def _smaller(best: Pick) -> list[Pick]:
+    """The same with smaller slices: what less memory would cost."""
+    cuts = best.option.request.cuts
+    wanted = [next(cut for cut in cuts if cut.micro_batch >= best.cut.micro_batch * share) for share in _SMALLER]
+    return [Pick(best.option, cut) for cut in dict.fromkeys(wanted) if 1 < cut.micro_batch < best.cut.micro_batch]
 
 
 def _too_large(request: Request, settings: Settings) -> str:

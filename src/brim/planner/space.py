@@ -56,7 +56,7 @@ def structures_of(pinned: dict[str, Any], base: Settings, model: object, where: 
     for choice in _choices(pinned, base, where, vary):
         try:
             # What belongs to LoRA is filled in, or dropped, by the method.
-            settings = fill(replace(base, **choice, **_of_method(choice, pinned)), model, where)
+            settings = fill(replace(base, **(choice | _of_method(choice, pinned))), model, where)
             check(settings, getattr(model, "config", None), where.gpu)
         except BrimError as error:
             first = first or error
@@ -90,13 +90,20 @@ def _choices(pinned: dict[str, Any], base: Settings, where: Where, vary: frozens
     }
     for values in product(*(dict.fromkeys(values) for values in free.values())):
         choice = dict(zip(free, values, strict=True))
-        if _can_offload(choice, base):
+        if _can_offload(choice, base) and _is_worth_a_look(choice, pinned):
             yield choice
 
 
 def _can_offload(choice: dict[str, Any], base: Settings) -> bool:
     """Offload needs an engine that does it; one GPU has none but for that."""
     return choice["offload"] == "none" or choice["sharding"] in _ENGINES or base.ranks == 1
+
+
+def _is_worth_a_look(choice: dict[str, Any], pinned: dict[str, Any]) -> bool:
+    """Adapters are small: another optimizer, or offloading its state, saves nothing there."""
+    if choice["method"] == "full":
+        return True
+    return "optimizer" in pinned or choice["optimizer"] not in _OTHER_OPTIMIZERS
 
 
 def _of_method(choice: dict[str, Any], pinned: dict[str, Any]) -> dict[str, Any]:

@@ -75,8 +75,11 @@ def _product_flops(dtype: str, budget_seconds: float) -> float:
 
 
 def _bandwidth(size: int, budget_seconds: float) -> tuple[float, float]:
-    """Bytes of a call whose operands have this size, and bytes per second, over what a step is made of: a product of numbers, a function of
-    each, a softmax. Results go where there is memory already: new pages are counted apart."""
+    """Bytes of a call whose operands have this size, and bytes per second.
+
+    Over what a step is made of: a product of numbers, a function of each, a softmax. Results go where there is memory already: new pages
+    are counted apart.
+    """
     import torch
 
     rows = torch.ones(size // (4 * _ROW), _ROW)
@@ -132,7 +135,7 @@ def _call_seconds(budget_seconds: float) -> float:
 
 
 def _seconds_of(call: Callable[[], Any], budget_seconds: float) -> float:
-    """The lower quartile of as many runs as the budget allows, after one that is not counted: what others do on the machine only adds."""
+    """The fastest of as many runs as the budget allows, after one that is not counted: what others do on the machine only adds."""
     call()
     times: list[float] = []
     began = time.perf_counter()
@@ -140,4 +143,4 @@ def _seconds_of(call: Callable[[], Any], budget_seconds: float) -> float:
         before = time.perf_counter()
         call()
         times.append(time.perf_counter() - before)
-    return sorted(times)[len(times) // 4]
+    return min(times)

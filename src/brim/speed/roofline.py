@@ -28,8 +28,7 @@ class Roofline:
 
     def micro_batch_seconds(self, batch: float, length: float) -> float:
         """Forward and backward, recomputation included."""
-        besides = self.rates.micro_batch_seconds + self._heap_seconds(batch, length)
-        return float(sum(self.phase_seconds(batch, length)[:_OPTIMIZER])) + besides * self.rates.scale
+        return float(sum(self.phase_seconds(batch, length)[:_OPTIMIZER])) + self.rates.micro_batch_seconds * self.rates.scale
 
     def optimizer_seconds(self) -> float:
         """Clipping and the optimizer's step, on one device that holds everything."""
@@ -55,15 +54,19 @@ class Roofline:
             move = move + rates.new_page_seconds(_result_bytes(work, batch, length))
         return (np.maximum(compute, move) if rates.overlaps else compute + move) + rates.kernel_seconds
 
-    def _heap_seconds(self, batch: float, length: float) -> float:
-        """For pages of the heap, which grows with forward and shrinks with backward: what is free beyond a limit goes back to the system."""
+    def heap_seconds(self, batch: float, length: float) -> float:
+        """Once per optimizer step, for the pages of the heap that the largest micro-batch needs.
+
+        Gradients are made at the end of the heap and hold all below until they are dropped; then what is free beyond a limit goes back to
+        the system.
+        """
         if self.rates.new_pages is None:
             return 0.0
         smallest, rate = self.rates.new_pages
         results = _result_bytes(self.work, batch, length)
         on_heap = (self.work.phases == _FORWARD) & (results < smallest)
         live = constants.CPU_LIVE_SHARE * float((results * self.work.times)[on_heap].sum())
-        return max(live - constants.CPU_HEAP_LIMIT * smallest, 0.0) / rate
+        return max(live - constants.CPU_HEAP_LIMIT * smallest, 0.0) / rate * self.rates.scale
 
 
 def _result_bytes(work: Work, batch: float, length: float) -> Floats:

@@ -165,6 +165,8 @@ def _freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
     named = dict(model.named_parameters())
     for pattern in patterns:
         found = [name for name in named if pattern in name.split(".")] or [name for name in named if re.search(pattern, name)]
+        if not found and pattern in _EMBEDDINGS:
+            found = _input_embeddings(model, named)
         if not found:
             tops = ", ".join(sorted({".".join(name.split(".")[:2]) for name in named})[:8])
             text = _("--freeze {pattern!r} matches no parameter; their names begin with: {names}.")
@@ -173,6 +175,16 @@ def _freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
             raise UsageError(_("--freeze {pattern!r} changes nothing: none of those parameters trains.").format(pattern=pattern))
         for name in found:
             named[name].requires_grad_(False)
+
+
+_EMBEDDINGS = ("embedding", "embeddings", "embed")
+"""Words for the table of the input tokens, whatever a model calls it."""
+
+
+def _input_embeddings(model: Any, named: dict[str, nn.Parameter]) -> list[str]:
+    table = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    own = {id(parameter) for parameter in table.parameters()} if table is not None else set()
+    return [name for name, parameter in named.items() if id(parameter) in own]
 
 
 def _checkpoint(model: Any, word: str) -> None:

@@ -1,0 +1,246 @@
+"""A plan on the terminal: a pure view of the record."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from brim.cli._output import Column, bar, grid, line_width, show, table
+from brim.locale import _
+from brim.sizes import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from brim.records import Advice, Candidate, DataReport, Plan
+
+_WIDEST_BAR, _NARROWEST_BAR, _BESIDE_A_BAR = 28, 8, 44
+
+
+def show_plan(plan: Plan, *, command_line: str) -> None:
+    """The whole answer."""
+    show(_headline(plan), "")
+    if plan.best is None:
+        _show_nothing_fits(plan, command_line)
+    else:
+        show(grid(_chosen(plan, plan.best), indent=0), "", _("Because"), *(f"  - {text}" for text in plan.best.reasons))
+        if plan.alternatives:
+            show("", _("Memory against time (* nothing is both smaller and faster)"), _alternatives(plan))
+    if plan.data is not None and plan.data.source:
+        show("", _data_line(plan.data), _padding(plan.data))
+    if plan.advice:
+        show("", _("The recipe should follow the batch (advice; --apply takes the learning rate):"), *_advice(plan.advice))
+    for text in plan.warnings:
+        show("", _("Warning: {text}").format(text=text))
+    show("", _("Assumed"), *(f"  - {text}" for text in plan.assumptions))
+    show(
+        "", _("{count} configurations considered in {seconds:.1f} s.").format(count=plan.considered, seconds=plan.elapsed_seconds)
+    )
+
+
+def _headline(plan: Plan) -> str:
+    workload = plan.workload
+    shape = str(workload.max_length) + (f" -> {workload.target_length}" if workload.target_length is not None else "")
+    words = [
+        workload.model,
+        workload.method if workload.lora_rank is None else f"{workload.method} r={workload.lora_rank}",
+        _("{shape} tokens").format(shape=shape),
+        _("effective batch {count}").format(count=workload.effective_batch),
+    ]
+    if workload.freeze:
+        words.append(_("frozen: {patterns}").format(patterns=" ".join(workload.freeze)))
+    machine = plan.machine
+    if not machine.accelerators:
+        where = _("the CPU")
+    else:
+        where = machine.accelerators[0].gpu.label
+        if machine.world_size > 1:
+            where = f"{machine.world_size} x {where}"
+    return _("{what}, on {where}").format(what=", ".join(words), where=where)
+
+
+def _chosen(plan: Plan, best: Candidate) -> list[tuple[str, str]]:
+    memory, speed = best.memory, best.speed
+    assert memory is not None
+    assert speed is not None
+    share = memory.peak_device_bytes / memory.limit_bytes
+    how = [best.precision, _("checkpointing {word}").format(word=best.checkpointing), best.attention, best.optimizer]
+    if best.world_size > 1 or best.sharding != "none":
+        how.append(f"{best.sharding} x {best.world_size}")
+    if best.offload != "none":
+        how.append(_("offload {word}").format(word=best.offload))
+    seconds = _("{seconds:.3g} s a step, {tokens} tokens/s").format(
+        seconds=speed.step_seconds, tokens=f"{speed.tokens_per_second:,.0f}"
+    )
+    if speed.steps_per_epoch is not None and speed.epoch_seconds is not None:
+        seconds += _(", {steps} steps and {time} an epoch").format(
+            steps=speed.steps_per_epoch, time=format_seconds(speed.epoch_seconds)
+        )
+    loader = _("{workers} workers").format(workers=best.num_workers)
+    if best.prefetch_factor is not None:
+        loader += _(", prefetch {count}").format(count=best.prefetch_factor)
+    loader += _(", pinned memory") if best.pin_memory else _(", no pinned memory")
+    rows = [
+        (_("Slices"), _slices(best)),
+        (_("How"), ", ".join(how)),
+        (
+            _("Memory"),
+            _("{needed} of {limit} ({share:.0%}), {margin} kept free").format(
+                needed=format_bytes(memory.peak_device_bytes),
+                limit=format_bytes(memory.limit_bytes),
+                share=share,
+                margin=format_bytes(plan.margin_bytes),
+            ),
+        ),
+        ("", bar(share, width=_bar_width())),
+        (_("Speed"), seconds),
+        (_("Loader"), loader + _(", evaluation batch {count}").format(count=best.eval_batch)),
+    ]
+    if best.learning_rate is not None:
+        rows.append((_("Learning rate"), f"{best.learning_rate:g}"))
+    return rows
+
+
+def _slices(best: Candidate) -> str:
+    if not best.slices:
+        return _("micro-batch {micro} x accumulation {accumulation} x {ranks} = {effective}").format(
+            micro=best.micro_batch, accumulation=best.accumulation, ranks=best.world_size, effective=best.effective_batch
+        )
+    runs = [best.slices_of_rank(rank) for rank in range(best.world_size)]
+    text = " | ".join(_run(run) for run in dict.fromkeys(runs))
+    return _("micro-batches of at most {micro}, {accumulation} on each rank: {runs}, in all {effective}").format(
+        micro=best.micro_batch, accumulation=best.accumulation, runs=text, effective=best.effective_batch
+    )
+
+
+def _run(sizes: tuple[int, ...]) -> str:
+    """`8 x 2 + 7 x 5`."""
+    return " + ".join(f"{size} x {sizes.count(size)}" for size in dict.fromkeys(sizes))
+
+
+def _alternatives(plan: Plan) -> Table:
+    shown = [each for each in (plan.best, *plan.alternatives) if each is not None]
+    columns = (
+        Column(""),
+        Column(_("Slices"), right=True),
+        Column(_("Checkpoints")),
+        Column(_("Precision"), rank=2),
+        Column(_("Attention"), rank=1),
+        Column(_("Optimizer"), rank=3),
+        *((Column(_("Method"), rank=2),) if len({each.method for each in shown}) > 1 else ()),
+        *((Column(_("Sharding")),) if plan.machine.world_size > 1 or len({each.sharding for each in shown}) > 1 else ()),
+        Column(_("Memory"), right=True),
+        Column("%", right=True),
+        Column(_("s/step"), right=True),
+        Column(_("Time"), right=True),
+    )
+    best = shown[0]
+    rows = []
+    for each in shown:
+        assert each.memory is not None
+        assert each.speed is not None
+        assert best.speed is not None
+        row = ["*" if _is_efficient(each, shown) else "", f"{each.micro_batch} x {each.accumulation}", each.checkpointing]
+        row += [each.precision, each.attention, each.optimizer]
+        row += [each.method] if len({other.method for other in shown}) > 1 else []
+        with_offload = each.sharding + ("" if each.offload == "none" else f"+{each.offload}")
+        row += [with_offload] if plan.machine.world_size > 1 or len({other.sharding for other in shown}) > 1 else []
+        row += [
+            format_bytes(each.memory.peak_device_bytes),
+            f"{each.memory.peak_device_bytes / each.memory.limit_bytes:.0%}",
+            f"{each.speed.step_seconds:.3g}",
+            f"{each.speed.step_seconds / best.speed.step_seconds:.2f}x",
+        ]
+        rows.append(row)
+    return table(columns, rows)
+
+
+def _is_efficient(one: Candidate, shown: list[Candidate]) -> bool:
+    """Whether no other is both smaller and faster."""
+
+    def figures(each: Candidate) -> tuple[int, float]:
+        assert each.memory is not None
+        assert each.speed is not None
+        return each.memory.peak_device_bytes, each.speed.step_seconds
+
+    size, seconds = figures(one)
+    return not any(
+        other_size <= size and other_seconds <= seconds and (other_size, other_seconds) != (size, seconds)
+        for other_size, other_seconds in (figures(each) for each in shown if each is not one)
+    )
+
+
+def _show_nothing_fits(plan: Plan, command_line: str) -> None:
+    show(_("Nothing fits."))
+    for each in plan.alternatives:
+        show(*(f"  - {text}" for text in each.reasons))
+    if plan.alternatives:
+        flags = [text for each in plan.alternatives[:1] for text in each.reasons[-1:]]
+        del flags, command_line
+
+
+def _data_line(data: DataReport) -> str:
+    text = _(
+        "{sequences:,} sequences, {tokens} tokens: median {median}, 95 percent within {p95}, longest {longest}; counted by {how}."
+    )
+    line = text.format(
+        sequences=data.sequences,
+        tokens=format_count(data.tokens),
+        median=data.median_tokens,
+        p95=data.p95_tokens,
+        longest=data.longest_tokens,
+        how=data.counted_by,
+    )
+    if data.cut:
+        line += " " + _("{count:,} ({share:.1%}) are cut.").format(count=data.cut, share=data.cut / data.sequences)
+    return line
+
+
+def _padding(data: DataReport) -> Table:
+    names = {"shuffled": _("plain shuffling"), "grouped": _("group_by_length"), "sliced": _("brim's slicing")}
+    columns = (Column(_("Padding under")), Column("", right=True), Column("", rank=1))
+    rows = [(names[name], f"{share:.1%}", bar(share, width=_bar_width())) for name, share in data.padding.items()]
+    return table(columns, rows)
+
+
+def _advice(advice: tuple[Advice, ...]) -> list[str]:
+    from brim.planner.schedule import format_setting
+
+    text = _("  - {setting}: {now} -> {then}. {reason} ({source})")
+    return [
+        text.format(
+            setting=each.setting,
+            now=format_setting(each.now),
+            then=format_setting(each.then),
+            reason=each.reason,
+            source=each.source,
+        )
+        for each in advice
+    ]
+
+
+def _bar_width() -> int:
+    return max(_NARROWEST_BAR, min(_WIDEST_BAR, line_width() - _BESIDE_A_BAR))
+
+
+def format_seconds(seconds: float) -> str:
+    """`18 s`, `12 min`, `3 h 05 min`, `2 d 4 h`."""
+    if seconds < 99.5:
+        return _("{count:.3g} s").format(count=seconds)
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return _("{count} min").format(count=minutes)
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return _("{hours} h {minutes:02d} min").format(hours=hours, minutes=minutes)
+    days, hours = divmod(hours, 24)
+    return _("{days} d {hours} h").format(days=days, hours=hours)
+
+
+def show_sweep(found: Any) -> None:
+    """One row each."""
+    raise NotImplementedError(found)
+
+
+def show_solution(found: Any) -> None:
+    """The answer, and the runners-up."""
+    raise NotImplementedError(found)

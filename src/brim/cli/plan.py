@@ -1,0 +1,217 @@
+"""`brim plan`: the fastest configuration that fits, at the effective batch that was asked for."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from brim.cli._command import Size, option, verb
+from brim.cli._output import note, print_json, working
+from brim.cli._step_options import DEVICE_OPTIONS, STEP_OPTIONS, Words, given_settings, with_options
+from brim.errors import UsageError
+from brim.locale import N_, _
+
+if TYPE_CHECKING:
+    from brim.records import Plan
+
+_POSITIVE: dict[str, Any] = {"type": click.IntRange(min=1), "metavar": "N"}
+
+WORKLOAD_OPTIONS = (
+    option(
+        "--effective-batch",
+        **_POSITIVE,
+        config_names=("global_batch_size", "train_batch_size"),
+        help=N_("Sequences per optimizer step over all GPUs, kept exactly. Default: 32, or micro-batch x accumulation x GPUs."),
+    ),
+    option("--data", metavar="FILE", help=N_("jsonl, json, parquet, csv or a datasets folder: its real lengths decide.")),
+    option(
+        "--tokenizer", metavar="NAME", help=N_("Folder, tokenizer.json or Hub id; without it tokens are guessed from characters.")
+    ),
+    option("--samples", **_POSITIVE, help=N_("Sequences in an epoch. Default: those of --data.")),
+    option(
+        "--epochs",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="X",
+        config_names=("num_train_epochs", "num_epochs"),
+        help=N_("Default: 1."),
+    ),
+    option(
+        "--drop-last",
+        is_flag=True,
+        default=None,
+        config_names=("dataloader_drop_last",),
+        help=N_("Drop the smaller last batch of an epoch."),
+    ),
+    option(
+        "--learning-rate",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="X",
+        help=N_("Learning rate of the recipe."),
+    ),
+    option("--from-batch", **_POSITIVE, help=N_("Effective batch that the recipe was tuned for: says how it should follow.")),
+    option("--warmup-steps", **_POSITIVE, help=N_("Warm-up of the recipe, for --from-batch.")),
+    option("--apply", is_flag=True, default=None, help=N_("Put the advised learning rate into the plan and its files.")),
+)
+
+SEARCH_OPTIONS = (
+    option("--host-memory", type=Size(), help=N_("Free memory of the host: for workers, pinning and offload.")),
+    option("--host-cores", type=click.FloatRange(min=0, min_open=True), metavar="N", help=N_("CPU cores of the host.")),
+    option(
+        "--vary",
+        type=Words(),
+        metavar="WORDS",
+        help=N_("What of the recipe may change: optimizer, method, offload, precision. Default: nothing."),
+    ),
+    option("--margin", metavar="X", help=N_("Memory that stays free: 5% or 1GiB. Default: by the uncertainty of the estimate.")),
+    option(
+        "--solve",
+        type=click.Choice(["micro-batch", "seq-len", "model", "gpu"]),
+        help=N_("Ask the other way round: the largest micro-batch, length or model, or the smallest GPU."),
+    ),
+    option("--price", metavar="PRICES", help=N_("For --solve gpu: t4=0.35,a10=0.75, or a file; the cheapest wins.")),
+    option(
+        "--sweep",
+        metavar="VALUES",
+        help=N_("One row each: 32,48,64 (micro-batches), seq-len:512,1024 or gpu:t4,rtx-3090."),
+    ),
+    option(
+        "--emit",
+        type=Words(),
+        metavar="FORMATS",
+        help=N_("Write files for: transformers, accelerate, deepspeed, trl, axolotl, llama-factory, torchrun, or all."),
+    ),
+    option("-o", "--output", metavar="DIR", help=N_("Where --emit writes, and plan.json. Default: ./brim-plan.")),
+    option("--trust-remote-code", is_flag=True, help=N_("Let a model's own Python code run. Read it first.")),
+)
+
+
+@verb(
+    N_(
+        "Choose the fastest configuration that fits, without a GPU, at exactly the effective batch you ask for.\n\nMODEL is a catalogue "
+        "name, a Hub id, a folder, a config.json, or module:function. What you give is pinned, the rest is chosen. Exit code 1: nothing "
+        "fits; the answer then says how many bytes are missing and what would fit."
+    )
+)
+@click.argument("model", required=False)
+@with_options(WORKLOAD_OPTIONS, STEP_OPTIONS, DEVICE_OPTIONS, SEARCH_OPTIONS)
+@click.pass_context
+def command(ctx: click.Context, /, model: str | None, as_json: bool, **options: Any) -> None:
+    """Plan, sweep or solve."""
+    given = given_settings(options)
+    solve, price, sweep, emit, output = (given.pop(name, None) for name in ("solve", "price", "sweep", "emit", "output"))
+    _check(model, solve=solve, price=price, sweep=sweep, emit=emit, output=output, device=given)
+    if given.get("margin") is not None:
+        given["margin"] = str(given["margin"])
+    if solve is not None:
+        _solve(ctx, model, solve, price, given, as_json=as_json)
+    elif sweep is not None:
+        _sweep(ctx, model, sweep, given, as_json=as_json)
+    else:
+        _plan(ctx, model, emit, output, given, as_json=as_json)
+
+
+def _check(
+    model: str | None, *, solve: str | None, price: str | None, sweep: str | None, emit: Any, output: str | None, device: Any
+) -> None:
+    if model is None and solve != "model":
+        raise UsageError(_("A model is needed."), hint=_("For example: brim plan llama-3.1-8b --gpu rtx-4090 --method lora."))
+    if model is not None and solve == "model":
+        raise UsageError(_("--solve model looks for a model, and {model} was named.").format(model=model))
+    if solve is not None and sweep is not None:
+        raise UsageError(_("--solve and --sweep are two questions: ask one."))
+    if price is not None and solve != "gpu":
+        raise UsageError(_("--price belongs to --solve gpu."))
+    if (emit is not None or output is not None) and (solve is not None or sweep is not None):
+        raise UsageError(_("--emit and -o write a plan, and --solve and --sweep make none."))
+    named = device.get("gpu"), device.get("memory"), device.get("device")
+    asks_for_gpus = solve == "gpu" or (sweep or "").startswith("gpu:")
+    if asks_for_gpus and any(named):
+        raise UsageError(_("The GPU is what is asked for: leave --gpu, --memory and --device out."))
+    if not asks_for_gpus and not any(named):
+        _check_device()
+
+
+def _check_device() -> None:
+    from brim.machine.detect import detect
+
+    if not detect().accelerators:
+        text = _("No GPU is found here, and none was named.")
+        raise UsageError(
+            text, hint=_("Name one: --gpu t4, --memory 24GiB or --device cpu; or let brim look for one: --solve gpu.")
+        )
+
+
+def _plan(ctx: click.Context, model: str | None, emit: Any, output: str | None, given: dict[str, Any], *, as_json: bool) -> None:
+    from brim.planner.plan import plan
+
+    assert model is not None
+    with working(_("Planning {model} ...").format(model=model)):
+        found = plan(model, **given)
+    if emit is not None or output is not None:
+        _write(found, emit, output, given.get("data"))
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        from brim.cli._plan_view import show_plan
+
+        show_plan(found, command_line=_command_line(model))
+    ctx.exit(0 if found.fits else 1)
+
+
+def _write(found: Plan, emit: Any, output: str | None, data: str | None) -> None:
+    """Files into the folder; nothing where nothing fits."""
+    from pathlib import Path
+
+    from brim.planner.emit.write import emit as emit_files
+
+    if found.best is None:
+        note(_("Nothing fits, so nothing is written."))
+        return
+    folder = Path(output or "brim-plan")
+    written = emit_files(found, emit, folder, data=data) if emit is not None else None
+    folder.mkdir(parents=True, exist_ok=True)
+    found.write(folder / "plan.json")
+    paths = [folder / "plan.json", *(written.paths if written is not None else ())]
+    note(_("Written: {paths}").format(paths=", ".join(str(path) for path in paths)))
+    if written is not None:
+        for name, reason in written.skipped.items():
+            note(_("Not written, {name}: {reason}").format(name=name, reason=reason))
+        for text in written.notes:
+            note(_("Note: {text}").format(text=text))
+
+
+def _sweep(ctx: click.Context, model: str | None, values: str, given: dict[str, Any], *, as_json: bool) -> None:
+    from brim.planner.sweep import sweep
+
+    assert model is not None
+    with working(_("Planning {model} ...").format(model=model)):
+        found = sweep(model, values, **given)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        from brim.cli._plan_view import show_sweep
+
+        show_sweep(found)
+    ctx.exit(0 if found.fits else 1)
+
+
+def _solve(ctx: click.Context, model: str | None, what: str, price: str | None, given: dict[str, Any], *, as_json: bool) -> None:
+    from brim.planner.solve import solve
+
+    with working(_("Looking for an answer ...")):
+        found = solve(model, what, price=price, **given)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        from brim.cli._plan_view import show_solution
+
+        show_solution(found)
+    ctx.exit(0 if found.fits else 1)
+
+
+def _command_line(model: str) -> str:
+    """What was typed, so that an answer can be appended to it."""
+    words = sys.argv[1:]
+    return " ".join(["brim", *words]) if words[:1] == ["plan"] else f"brim plan {model}"

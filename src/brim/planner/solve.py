@@ -1,0 +1,351 @@
+"""`brim plan --solve`: the planner's question asked the other way round.
+
+`micro-batch`: the largest that fits. `seq-len`: the longest sequence. `gpu`: the smallest card of the catalogue that does it, or the
+cheapest. `model`: the largest model of the catalogue that a card can train. Every answer was predicted itself, with the margin that a plan
+keeps, and comes with the command that plans it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, get_args
+
+from brim.errors import UsageError
+from brim.locale import _
+from brim.memory.ahead import trace_ahead
+from brim.memory.compatibility import _longest
+from brim.planner.answers import Solution, Solved, SolveRow
+from brim.planner.command import command_of
+from brim.planner.ladder import ladder
+from brim.planner.nearest import missing_bytes
+from brim.planner.option import Option, Sampler, rates_of
+from brim.planner.plan import speed_of
+from brim.planner.request import Request, make_request
+from brim.planner.search import Pick
+from brim.planner.slices import Cut
+from brim.sizes import format_bytes
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+    from brim.workload.resolve import Model
+    from brim.workload.settings import Settings
+
+LARGEST_MICRO_BATCH = 1 << 16
+LONGEST_SEQUENCE = 1 << 20
+_MULTIPLE = 128
+"""Kernels pad to it, and one trace knows all multiples."""
+_SHORT = (64, 32, 16)
+"""Tried where not even 128 tokens fit."""
+
+
+@dataclass
+class Found:
+    """What a question came to; the rest of a `Solution` is the same for all of them."""
+
+    answers: list[SolveRow] = field(default_factory=list)
+    others: list[SolveRow] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    assumptions: tuple[str, ...] = ()
+    model: str = ""
+    device: str = ""
+
+
+def solve(
+    model: str | os.PathLike[str] | Model | None,
+    what: str,
+    *,
+    price: object = None,
+    apply: bool = False,
+    **asked: Any,
+) -> Solution:
+    """Find what is asked for. `asked` are the keywords of `brim.plan`; what is given is pinned.
+
+    `price` belongs to `gpu`: prices per hour and card, as `{"t4": 0.35}`, `"t4=0.35,l4=0.8"`, or a TOML, JSON or YAML file of such pairs.
+    `model` is None where the question is which model.
+    """
+    from brim import __version__
+
+    del apply
+    began = time.perf_counter()
+    known: dict[str, Solved] = {word: word for word in get_args(Solved)}
+    if what not in known:
+        text = _("--solve {what!r} is not possible; one of: {words}.")
+        raise UsageError(text.format(what=what, words=", ".join(known)))
+    _check(model, known[what], price)
+    found = _find(model, known[what], price, asked)
+    return Solution(
+        what=known[what],
+        model=found.model,
+        device=found.device,
+        fits=bool(found.answers),
+        answers=tuple(found.answers),
+        others=tuple(found.others),
+        reasons=tuple(found.reasons),
+        assumptions=found.assumptions,
+        command=command_of(model, {**asked, "solve": what, "price": _said(price)}),
+        elapsed_seconds=round(time.perf_counter() - began, 3),
+        brim_version=__version__,
+    )
+
+
+def _check(model: object, what: Solved, price: object) -> None:
+    if what == "model" and model is not None:
+        raise UsageError(_("--solve model looks for a model, and one was named."), hint=_("Leave MODEL out."))
+    if what != "model" and model is None:
+        raise UsageError(_("A model is needed."), hint=_("For example: brim plan llama-3.1-8b --solve seq-len --gpu t4."))
+    if price is not None and what != "gpu":
+        raise UsageError(_("--price belongs to --solve gpu."))
+
+
+def _find(model: Any, what: Solved, price: object, asked: dict[str, Any]) -> Found:
+    if what == "micro-batch":
+        return _micro_batch(model, asked)
+    if what == "seq-len":
+        return _seq_len(model, asked)
+    if what == "gpu":
+        from brim.planner.solve_gpu import solve_gpu
+
+        return solve_gpu(model, price, asked)
+    from brim.planner.solve_model import solve_model
+
+    return solve_model(asked)
+
+
+def _said(price: object) -> object:
+    return ",".join(f"{name}={value}" for name, value in price.items()) if isinstance(price, dict) else price
+
+
+def largest_that(holds: Callable[[int], bool], most: int, *, first: int = 1) -> int:
+    """The largest number up to `most` that holds, found by doubling and halving; 0 where none does.
+
+    The way is fixed by the answers alone, so where more memory can only turn a no into a yes, the number never shrinks.
+    """
+    if not holds(first):
+        return next((number for number in range(first - 1, 0, -1) if holds(number)), 0)
+    low = first
+    while low * 2 <= most and holds(low * 2):
+        low *= 2
+    high = min(low * 2, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def row_of(request: Request, pick: Pick, value: str, *, kind: str = "", reason: str = "", command: str = "") -> SolveRow:
+    """A configuration that fits, with its times."""
+    speed = speed_of(request, pick)
+    row = bare_row(request, pick.option.device_bytes(pick.cut), value, kind=kind, reason=reason, command=command)
+    return replace(
+        row,
+        micro_batch=pick.cut.micro_batch,
+        step_seconds=speed.step_seconds,
+        epoch_seconds=speed.epoch_seconds,
+        tokens_per_second=speed.tokens_per_second,
+    )
+
+
+def bare_row(request: Request, needed: int, value: str, *, kind: str = "", reason: str = "", command: str = "") -> SolveRow:
+    """The same where only the memory is known."""
+    return SolveRow(
+        value=value,
+        kind=kind,
+        fits=needed <= request.room_bytes,
+        memory_bytes=needed,
+        limit_bytes=request.where.limit_bytes,
+        micro_batch=request.cuts[0].micro_batch,
+        seq_len=request.length,
+        effective_batch=request.effective_batch,
+        reason=reason,
+        command=command,
+    )
+
+
+def kind_of(settings: Settings, request: Request) -> str:
+    """What was free and is chosen, as flags."""
+    words = [] if "checkpointing" in request.pinned else [f"--checkpointing {settings.checkpointing}"]
+    if settings.ranks > 1 and "sharding" not in request.pinned:
+        words.append(f"--sharding {settings.sharding}")
+    return " ".join(words)
+
+
+def _chosen(settings: Settings, request: Request) -> dict[str, Any]:
+    names = ("checkpointing", "sharding") if settings.ranks > 1 else ("checkpointing",)
+    return {name: getattr(settings, name) for name in names if name not in request.pinned}
+
+
+def _options(request: Request) -> list[Option]:
+    """Of every rung, its traces made side by side."""
+    sampler, rates = Sampler(request), rates_of(request.where, request.host_cores)
+    made = [Option(request, settings, sampler, rates) for settings in ladder(request)]
+    trace_ahead([pair for option in made if (pair := option.wanted(request.cuts[0])) is not None])
+    return made
+
+
+def _nothing(request: Request) -> Found:
+    text = _("Nothing fits: {missing} is missing for the smallest configuration.")
+    reason = text.format(missing=format_bytes(missing_bytes(request)))
+    return Found([], [], [reason], request.assumptions, request.question.name, request.where.name)
+
+
+def _refuse(asked: dict[str, Any], name: str) -> None:
+    if asked.get(name) is not None:
+        flag = "--" + name.replace("_", "-")
+        raise UsageError(_("{flag} is what is asked for.").format(flag=flag), hint=_("Leave it out."))
+
+
+def _sorted(found: list[tuple[int, SolveRow]], request: Request, reasons: list[str]) -> Found:
+    """The largest first; of equal ones the fastest."""
+    ordered = [row for _number, row in sorted(found, key=lambda each: (-each[0], each[1].step_seconds or 0.0))]
+    margin = _("{margin} stays free: {because}.").format(
+        margin=format_bytes(request.margin.bytes), because=request.margin.because
+    )
+    notes = tuple(dict.fromkeys((*request.assumptions, *request.where.assumptions)))
+    return Found(ordered[:1], ordered[1:], [*reasons, margin], notes, request.question.name, request.where.name)
+
+
+def _micro_batch(model: Any, asked: dict[str, Any]) -> Found:
+    """With `accumulation` as given; 2 where a batch is accumulated, because gradients then live beside the next micro-batch."""
+    _refuse(asked, "micro_batch")
+    accumulation = asked.get("accumulation") or (1 if asked.get("effective_batch") is None else 2)
+    bare = {**asked, "effective_batch": None, "accumulation": accumulation}
+    request = make_request(model, **bare, micro_batch=2)
+    most = min(LARGEST_MICRO_BATCH, 10**9 // max(request.length, request.base.target_len or 1))
+    rows: list[tuple[int, SolveRow]] = []
+    for option in _options(request):
+        size = largest_that(lambda number, of=option: of.fits(Cut(number, accumulation, ())), most, first=2)  # type: ignore[misc]
+        if not size:
+            continue
+        of_size = make_request(request.question.model, **{**bare, "data": request.data, "tokenizer": None}, micro_batch=size)
+        option = Option(of_size, option.settings, Sampler(of_size), rates_of(of_size.where, of_size.host_cores))
+        option.trace()
+        pick = Pick(option, of_size.cuts[0])
+        command = command_of(model, asked, micro_batch=size, **_chosen(option.settings, request))
+        rows.append(
+            (
+                size,
+                row_of(
+                    of_size,
+                    pick,
+                    str(size),
+                    kind=kind_of(option.settings, request),
+                    reason=_why_no_more(option, size, most),
+                    command=command,
+                ),
+            )
+        )
+        option.keep()
+    if not rows:
+        return _nothing(request)
+    held = _("Every step has {count} micro-batches on each rank.").format(count=accumulation)
+    if accumulation > 1 and not asked.get("accumulation"):
+        held = _(
+            "Several micro-batches make a step, so gradients are held through each of them; --accumulation 1 asks otherwise."
+        )
+    return _sorted(rows, request, [held])
+
+
+def _why_no_more(option: Option, size: int, most: int) -> str:
+    if size == most:
+        return _("{size}: more was not tried.").format(size=size)
+    needed = option.device_bytes(Cut(size + 1, option.request.cuts[0].accumulation, ()))
+    return _("{next} would need {needed}, and {room} is there beside the margin.").format(
+        next=size + 1, needed=format_bytes(needed), room=format_bytes(option.request.room_bytes)
+    )
+
+
+def _seq_len(model: Any, asked: dict[str, Any]) -> Found:
+    _refuse(asked, "seq_len")
+    lengths = _Lengths(model, {**asked, "micro_batch": asked.get("micro_batch") or 1})
+    first = lengths.request(_MULTIPLE)
+    rows: list[tuple[int, SolveRow]] = []
+    for settings in ladder(first) or ladder(lengths.request(_SHORT[-1])):
+        length = lengths.longest(settings)
+        if length:
+            request = lengths.request(length)
+            command = command_of(model, lengths.asked, seq_len=length, **_chosen(settings, first))
+            reason = lengths.why_no_longer(settings, length)
+            needed = lengths.needed(settings, length)
+            rows.append(
+                (length, bare_row(request, needed, str(length), kind=kind_of(settings, first), reason=reason, command=command))
+            )
+    if not rows:
+        return _nothing(lengths.request(_SHORT[-1]))
+    found = _sorted(rows, first, [])
+    found.answers = [_timed(lengths.request(int(row.value)), row) for row in found.answers]
+    return found
+
+
+def _timed(request: Request, row: SolveRow) -> SolveRow:
+    """The answer is also said how fast it is."""
+    from brim.planner.ladder import option_of
+
+    settings = next(each for each in ladder(request) if kind_of(each, request) == row.kind)
+    return row_of(
+        request,
+        Pick(option_of(request, settings), request.cuts[0]),
+        row.value,
+        kind=row.kind,
+        reason=row.reason,
+        command=row.command,
+    )
+
+
+class _Lengths:
+    """The same question at other lengths."""
+
+    def __init__(self, model: Any, asked: dict[str, Any]) -> None:
+        self.asked = asked
+        self._first = make_request(model, **asked, seq_len=_SHORT[-1])
+        self._made: dict[int, Request] = {}
+        self._options: dict[tuple[Settings, int], Option] = {}
+        found = _longest(self._first.question.config or {})
+        self.positions = found[0] if found is not None else None
+        self.most = min(LONGEST_SEQUENCE, self.positions or LONGEST_SEQUENCE)
+
+    def request(self, length: int) -> Request:
+        length = min(length, self.most)
+        if length not in self._made:
+            known = {"data": self._first.data, "tokenizer": None} if self._first.data is not None else {}
+            self._made[length] = make_request(self._first.question.model, **{**self.asked, **known}, seq_len=length)
+        return self._made[length]
+
+    def longest(self, settings: Settings) -> int:
+        if not self.fits(settings, min(_MULTIPLE, self.most)):
+            return next((length for length in _SHORT if length <= self.most and self.fits(settings, length)), 0)
+        if self.most < _MULTIPLE:
+            return self.most
+        count = largest_that(lambda number: self.fits(settings, number * _MULTIPLE), self.most // _MULTIPLE)
+        is_last = count == self.most // _MULTIPLE and self.most % _MULTIPLE
+        return self.most if is_last and self.fits(settings, self.most) else count * _MULTIPLE
+
+    def fits(self, settings: Settings, length: int) -> bool:
+        request = self.request(length)
+        return self._option(settings, length).fits(request.cuts[0])
+
+    def needed(self, settings: Settings, length: int) -> int:
+        return self._option(settings, length).device_bytes(self.request(length).cuts[0])
+
+    def why_no_longer(self, settings: Settings, length: int) -> str:
+        if length == self.positions:
+            return _("{length}: the model's positions end there, and memory would allow it.").format(length=length)
+        if length >= self.most - self.most % _MULTIPLE:
+            return _("{length}: more was not tried.").format(length=length)
+        longer = 2 * length if length < _MULTIPLE else length + _MULTIPLE
+        return _("{next} tokens would need {needed}, and {room} is there beside the margin.").format(
+            next=longer,
+            needed=format_bytes(self.needed(settings, longer)),
+            room=format_bytes(self.request(longer).room_bytes),
+        )
+
+    def _option(self, settings: Settings, length: int) -> Option:
+        key = settings, length
+        if key not in self._options:
+            request = self.request(length)
+            target = request.base.target_len
+            mine = replace(settings, seq_len=request.length, target_len=target)
+            self._options[key] = Option(request, mine, Sampler(request), rates_of(request.where, request.host_cores))
+        return self._options[key]

@@ -1,0 +1,254 @@
+"""`brim plan --sweep`: the same structure at several micro-batches or lengths, or on several GPUs, one row each.
+
+Rows are there to be compared, so nothing but the swept value changes from one to the next. What is pinned stays; what is free is chosen
+once, for the first row that fits, and said. One trace serves all micro-batches, and most often all lengths.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, get_args
+
+from brim.errors import UsageError
+from brim.locale import _, sentences
+from brim.machine.catalogue import find_gpu
+from brim.planner.answers import Sweep, SweepRow, Swept, Verdict
+from brim.planner.ladder import described, ladder, option_of, rungs, same_kind
+from brim.planner.plan import speed_of
+from brim.planner.request import Request, make_request
+from brim.planner.schedule import learning_rate_factor
+from brim.planner.search import Pick
+from brim.sizes import format_bytes
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from brim.planner.slices import Cut
+    from brim.workload.resolve import Model
+    from brim.workload.settings import Settings
+
+VERDICTS: tuple[tuple[float, Verdict], ...] = (
+    (0.50, "conservative"),
+    (0.80, "balanced"),
+    (0.95, "recommended"),
+    (0.98, "aggressive"),
+)
+"""Below which share of the card each word stands; `limit` up to all of it."""
+_MOST_ROWS = 64
+
+
+def sweep(
+    model: str | os.PathLike[str] | Model,
+    values: str | Sequence[int],
+    *,
+    apply: bool = False,
+    **asked: Any,
+) -> Sweep:
+    """Predict one row for each value. `asked` are the keywords of `brim.plan`.
+
+    `values`: micro-batches (`"32,48,64"`, or numbers), `"seq-len:512,1024"` or `"gpu:t4,rtx-3090"`. Over micro-batches, `effective_batch`
+    holds the batch; else it grows, as micro-batch x `accumulation` x GPUs. Over lengths and GPUs the effective batch is held, and each row
+    takes the fastest micro-batch that fits, unless `micro_batch` is given.
+    """
+    from brim import __version__
+
+    del apply  # The rate of every row is shown beside it.
+    began = time.perf_counter()
+    what, read = read_values(values)
+    _check(what, asked)
+    requests = _requests(model, what, read, asked)
+    like, chosen_for = _structure(requests)
+    rows, picks = [], []
+    for value, request in zip(read, requests, strict=True):
+        pick = _pick(request, same_kind(request, like))
+        picks.append(pick)
+        rows.append(_row(request, pick, value))
+    first = requests[0]
+    from_batch = first.from_batch or rows[0].effective_batch
+    made = [_followed(row, picks[0], from_batch, first.learning_rate) for row in _against_first(rows)]
+    return Sweep(
+        model=first.question.name,
+        device="gpu" if what == "gpu" else first.where.name,
+        what=what,
+        fits=any(row.fits for row in made),
+        rows=tuple(made),
+        structure=described(picks[0].option) | _differing(picks),
+        from_batch=from_batch,
+        reasons=tuple(_reasons(what, first, made, chosen_for)),
+        assumptions=tuple(dict.fromkeys((*first.assumptions, *(note for each in requests for note in each.where.assumptions)))),
+        elapsed_seconds=round(time.perf_counter() - began, 3),
+        brim_version=__version__,
+    )
+
+
+def read_values(values: str | Sequence[int]) -> tuple[Swept, list[str]]:
+    """`32,48,64` are micro-batches; `seq-len:` and `gpu:` before the values say otherwise."""
+    what: str = "micro-batch"
+    listed = [str(value) for value in values] if not isinstance(values, str) else []
+    if isinstance(values, str):
+        kind, colon, rest = values.partition(":")
+        what, text = (kind.strip(), rest) if colon else (what, values)
+        listed = [part.strip() for part in text.split(",")]
+    if what not in get_args(Swept):
+        text = _("--sweep {what}: is not possible; one of: {words}.")
+        raise UsageError(text.format(what=what, words=", ".join(get_args(Swept))), hint=_hint())
+    if not 1 <= len(listed) <= _MOST_ROWS or not all(listed):
+        raise UsageError(_("--sweep takes 1 to {most} values.").format(most=_MOST_ROWS), hint=_hint())
+    if what != "gpu":
+        for value in listed:
+            if not value.isdecimal() or int(value) < 1:
+                raise UsageError(_("--sweep: {value!r} is not a whole number of at least 1.").format(value=value), hint=_hint())
+    found: dict[str, Swept] = {name: name for name in get_args(Swept)}
+    return found[what], listed
+
+
+def verdict_of(share: float) -> Verdict:
+    """One word for how much of the card is taken."""
+    for below, word in VERDICTS:
+        if share < below:
+            return word
+    return "limit" if share <= 1 else "does-not-fit"
+
+
+def _hint() -> str:
+    return _("Write --sweep 32,48,64 for micro-batches, --sweep seq-len:512,1024 or --sweep gpu:t4,rtx-3090.")
+
+
+def _check(what: Swept, asked: dict[str, Any]) -> None:
+    swept = {"micro-batch": ("micro_batch",), "seq-len": ("seq_len",), "gpu": ("gpu", "memory", "device")}[what]
+    for name in swept:
+        if asked.get(name) is not None:
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(_("{flag} is what the sweep goes over.").format(flag=flag), hint=_("Leave it out."))
+    if what == "micro-batch" and asked.get("effective_batch") is not None and asked.get("accumulation") is not None:
+        text = _("A sweep over micro-batches holds --effective-batch or --accumulation, not both.")
+        raise UsageError(text, hint=_("Leave one of them out."))
+
+
+def _requests(model: Any, what: Swept, values: list[str], asked: dict[str, Any]) -> list[Request]:
+    """One question for each value; the model is found, and data are measured, once."""
+    made: list[Request] = []
+    for value in values:
+        changed: dict[str, Any] = {what.replace("-", "_"): find_gpu(value) and value if what == "gpu" else int(value)}
+        if made:
+            model = made[0].question.model
+            changed |= {"data": made[0].data, "tokenizer": None} if made[0].data is not None else {}
+        made.append(make_request(model, **{**asked, **changed}))
+    return made
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """For which row the structure was chosen, and whether that row fits."""
+
+    index: int
+    fits: bool
+
+
+def _structure(requests: list[Request]) -> tuple[Settings, _Chosen]:
+    """The simplest under which the first row fits; of the next row, where that fits under none."""
+    for index, request in enumerate(requests):
+        for settings in ladder(request):
+            option = option_of(request, settings)
+            if any(option.fits(cut) for cut in request.cuts[:1]):
+                return settings, _Chosen(index, fits=True)
+    return rungs(requests[0])[-1], _Chosen(0, fits=False)
+
+
+def _pick(request: Request, settings: Settings) -> Pick:
+    option = option_of(request, settings)
+    cut: Cut | None = request.cuts[0] if len(request.cuts) == 1 else option.fastest()
+    pick = Pick(option, cut or request.cuts[0])
+    pick.option.device_bytes(pick.cut)
+    option.keep()
+    return pick
+
+
+def _row(request: Request, pick: Pick, value: str) -> SweepRow:
+    needed, limit = pick.option.device_bytes(pick.cut), request.where.limit_bytes
+    share = needed / limit
+    fits = share <= 1
+    speed = speed_of(request, pick)
+    return SweepRow(
+        value=value,
+        micro_batch=pick.cut.micro_batch,
+        accumulation=pick.cut.accumulation,
+        effective_batch=request.effective_batch,
+        memory_bytes=needed,
+        limit_bytes=limit,
+        share=share,
+        verdict=verdict_of(share),
+        reason=_why(request, needed),
+        keeps_margin=needed <= request.room_bytes,
+        steps_per_epoch=request.steps_per_epoch,
+        step_seconds=speed.step_seconds if fits else None,
+        epoch_seconds=speed.epoch_seconds if fits else None,
+        tokens_per_second=speed.tokens_per_second if fits else None,
+    )
+
+
+def _why(request: Request, needed: int) -> str:
+    limit = request.where.limit_bytes
+    share = needed / limit
+    said = {"share": share, "limit": format_bytes(limit), "missing": format_bytes(max(0, needed - limit))}
+    texts: dict[Verdict, str] = {
+        "conservative": _("{share:.1%} of {limit}: half of the card is idle."),
+        "balanced": _("{share:.1%} of {limit}: room for more, or for longer sequences."),
+        "recommended": _("{share:.1%} of {limit}: well filled, with room for what an estimate does not see."),
+        "aggressive": _("{share:.1%} of {limit}: little is left for what an estimate does not see."),
+        "limit": _("{share:.1%} of {limit}: next to nothing is left, and one long batch may be too much."),
+        "does-not-fit": _("{share:.1%} of {limit}: {missing} too much."),
+    }
+    text = texts[verdict_of(share)].format(**said)
+    if request.room_bytes < needed <= limit:
+        margin = _("It breaks the margin of {margin} that a plan keeps.").format(margin=format_bytes(request.margin.bytes))
+        return sentences(text, margin)
+    return text
+
+
+def _against_first(rows: list[SweepRow]) -> list[SweepRow]:
+    """Speeds against the first row that has one."""
+    first = next((row.tokens_per_second for row in rows if row.tokens_per_second), None)
+    if first is None:
+        return rows
+    return [replace(row, speed=row.tokens_per_second / first if row.tokens_per_second else None) for row in rows]
+
+
+def _followed(row: SweepRow, pick: Pick, from_batch: int, rate: float | None) -> SweepRow:
+    factor = learning_rate_factor(from_batch, row.effective_batch, pick.option.settings.optimizer)
+    return replace(row, learning_rate_factor=factor, learning_rate=rate * factor if rate is not None else None)
+
+
+def _differing(picks: list[Pick]) -> dict[str, str]:
+    """What the cards themselves make different: half precision is bfloat16 on some and float16 on others."""
+    found: dict[str, list[str]] = {}
+    for pick in picks:
+        for name, word in described(pick.option).items():
+            found.setdefault(name, []).append(word)
+    return {name: ", ".join(dict.fromkeys(words)) for name, words in found.items() if len(set(words)) > 1}
+
+
+def _reasons(what: Swept, first: Request, rows: list[SweepRow], chosen: _Chosen) -> list[str]:
+    row = rows[chosen.index]
+    if chosen.fits:
+        why = _("All rows share one structure: the simplest that fits at {value}; what you pin is kept.").format(value=row.value)
+    else:
+        why = _("All rows share one structure, the smallest; none of them fits.")
+    if what != "micro-batch":
+        held = _("The effective batch is held at {effective}, {because}.").format(
+            effective=first.effective_batch, because=first.effective_because
+        )
+    elif len({each.effective_batch for each in rows}) == 1:
+        held = _("The effective batch is held at {effective}; slices are as equal as they can be.").format(
+            effective=first.effective_batch
+        )
+    else:
+        held = _("Every step has {count} micro-batches on each of {ranks} GPUs, so the effective batch grows.").format(
+            count=row.accumulation, ranks=first.base.ranks
+        )
+    margin = _("A plan keeps {margin} free: {because}.").format(
+        margin=format_bytes(first.margin.bytes), because=first.margin.because
+    )
+    return [why, held, margin]
