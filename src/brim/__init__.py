@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from brim.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from brim.errors import (
         BrimError as BrimError,
@@ -63,7 +65,6 @@ if TYPE_CHECKING:
     from brim.workload.resolve import Model as Model, find_model as find_model
     from brim.workload.settings import Settings as Settings
 
-__version__ = "0.1.0"
 
 _HOMES = {
     "brim.errors": (

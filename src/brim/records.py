@@ -155,7 +155,7 @@ class Advice:
     __pydantic_config__ = STRICT
 
     setting: str
-    """`learning_rate`, `adam_beta2`, `warmup_steps`."""
+    """`learning_rate`, `adam_beta2`, `warmup_steps`; `learning_rate_factor` where no rate was given."""
     now: float
     then: float
     reason: str
@@ -179,6 +179,8 @@ class Plan(Record):
     elapsed_seconds: Seconds = 0.0
     margin_bytes: Bytes = 0
     """Kept free of the limit, on top of what is predicted."""
+    missing_bytes: Bytes = 0
+    """Where nothing fits: how much more the smallest configuration would need, margin included."""
     data: DataReport | None = None
     advice: tuple[Advice, ...] = ()
     assumptions: tuple[str, ...] = ()

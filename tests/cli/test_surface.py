@@ -25,6 +25,15 @@ SURFACE = {
         "--trust-remote-code", "--unpadded", "-h", "model",
     ],
     "gpus": ["--bf16", "--config", "--help", "--json", "--lang", "--min-memory", "--vendor", "-h", "name"],
+    "plan": [
+        "--accumulation", "--apply", "--attention", "--base-dtype", "--checkpointing", "--config", "--data", "--device", "--drop-last",
+        "--effective-batch", "--emit", "--epochs", "--eval-batch", "--freeze", "--from-batch", "--gpu", "--gpus",
+        "--gradient-as-bucket-view", "--help", "--host-cores", "--host-memory", "--json", "--lang", "--learning-rate", "--lora-dtype",
+        "--lora-rank", "--lora-targets", "--loss", "--margin", "--max-grad-norm", "--memory", "--method", "--micro-batch", "--nodes",
+        "--offload", "--optimizer", "--output", "--padded", "--precision", "--price", "--samples", "--seq-len", "--sharding", "--solve",
+        "--sweep", "--target-len", "--task", "--tokenizer", "--trust-remote-code", "--unpadded", "--vary", "--warmup-steps", "-h", "-o",
+        "model",
+    ],
     "models": ["--config", "--help", "--json", "--lang", "--search", "--task", "--trust-remote-code", "-h", "name"],
 }  # fmt: skip
 DESIGNED = {
@@ -110,7 +119,7 @@ def test_catalogues_answer_without_torch() -> None:
 def test_importing_brim_imports_nothing_else() -> None:
     program = "import sys; before = set(sys.modules); import brim; print(sorted(m for m in set(sys.modules) - before if m.startswith('brim')))"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == "['brim']"
+    assert ended.stdout.strip() == "['brim', 'brim.version']"
 
 
 def test_the_sentences_listed_as_clicks_are_clicks() -> None:

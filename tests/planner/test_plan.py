@@ -60,7 +60,9 @@ def _check_each(plan: Plan, effective_batch: int) -> None:
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(effective_batch=st.integers(1, 1024), ranks=st.sampled_from([1, 2, 3, 8]))
 def test_every_configuration_shown_is_exact_fits_and_is_allowed(tiny: str, effective_batch: int, ranks: int) -> None:
-    found = brim.plan(tiny, gpu=f"t4*{ranks}", seq_len=512, effective_batch=effective_batch, sharding="ddp" if ranks > 1 else None)
+    found = brim.plan(
+        tiny, gpu=f"t4*{ranks}", seq_len=512, effective_batch=effective_batch, sharding="ddp" if ranks > 1 else None
+    )
     assert found.fits
     _check_each(found, effective_batch)
 
@@ -119,7 +121,9 @@ def test_the_recipe_varies_only_where_that_is_allowed(tiny: str) -> None:
 
 def test_offload_is_tried_only_within_the_host_memory(tiny: str) -> None:
     def offloads(host: str) -> set[str]:
-        request = make_request(tiny, gpu="rtx-3090", seq_len=256, effective_batch=8, vary="offload", host_memory=host, attention="sdpa")
+        request = make_request(
+            tiny, gpu="rtx-3090", seq_len=256, effective_batch=8, vary="offload", host_memory=host, attention="sdpa"
+        )
         return {option.settings.offload for option in search(request).options}
 
     assert offloads("32GiB") > {"none"}

@@ -82,11 +82,3 @@ def test_the_scale_scales_everything() -> None:
     rates = DEVICES["cpu"]
     slower = speed(replace(rates, scale=3.0)).step_seconds([[4, 2]])
     assert slower == pytest.approx(3 * speed(rates).step_seconds([[4, 2]]))
-
-
-def test_a_heap_that_grows_beyond_its_limit_costs_pages_once_per_step() -> None:
-    step = speed(DEVICES["cpu"], gradient_bytes=0.001)
-    heap = step.roofline.heap_seconds(64, LENGTH)
-    assert step.roofline.heap_seconds(1, LENGTH) == 0 < heap
-    parts = 3 * step.roofline.micro_batch_seconds(64, LENGTH) + heap + step.roofline.optimizer_seconds()
-    assert step.step_seconds([[64, 64, 64]]) == pytest.approx(parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from brim.cli._output import Column, bar, grid, line_width, show, table
 from brim.locale import _
@@ -11,6 +11,7 @@ from brim.sizes import format_bytes, format_count
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from brim.planner.answers import Solution, SolveRow, Sweep, SweepRow
     from brim.records import Advice, Candidate, DataReport, Plan
 
 _WIDEST_BAR, _NARROWEST_BAR, _BESIDE_A_BAR = 28, 8, 44
@@ -170,12 +171,27 @@ def _is_efficient(one: Candidate, shown: list[Candidate]) -> bool:
 
 
 def _show_nothing_fits(plan: Plan, command_line: str) -> None:
-    show(_("Nothing fits."))
-    for each in plan.alternatives:
-        show(*(f"  - {text}" for text in each.reasons))
+    limit = plan.machine.accelerators[0].total_bytes if plan.machine.accelerators else 0
+    text = _(
+        "Nothing fits: the smallest configuration needs {missing} more than there is ({limit}, of which {margin} stay free)."
+    )
+    show(
+        text.format(missing=format_bytes(plan.missing_bytes), limit=format_bytes(limit), margin=format_bytes(plan.margin_bytes)),
+        "",
+    )
     if plan.alternatives:
-        flags = [text for each in plan.alternatives[:1] for text in each.reasons[-1:]]
-        del flags, command_line
+        show(_("What would fit, each tried; add to {command}:").format(command=command_line))
+    for each in plan.alternatives:
+        assert each.memory is not None
+        assert each.speed is not None
+        figures = _("micro-batch {micro} x accumulation {accumulation} x {ranks}, {size}, {seconds:.3g} s a step").format(
+            micro=each.micro_batch,
+            accumulation=each.accumulation,
+            ranks=each.world_size,
+            size=format_bytes(each.memory.peak_device_bytes),
+            seconds=each.speed.step_seconds,
+        )
+        show(*(f"  {text}" for text in each.reasons), f"    {figures}")
 
 
 def _data_line(data: DataReport) -> str:
@@ -236,11 +252,106 @@ def format_seconds(seconds: float) -> str:
     return _("{days} d {hours} h").format(days=days, hours=hours)
 
 
-def show_sweep(found: Any) -> None:
+def show_sweep(found: Sweep) -> None:
     """One row each."""
-    raise NotImplementedError(found)
+    shared = ", ".join(value for value in found.structure.values() if value not in {"", "none"})
+    show(_("{model}, {structure}, on {device}").format(model=found.model, structure=shared, device=found.device), "")
+    headings = {"micro-batch": _("Micro-batch"), "seq-len": _("Length"), "gpu": _("GPU")}
+    columns = (
+        Column(headings[found.what], right=found.what != "gpu"),
+        *(() if found.what == "micro-batch" else (Column(_("Slices"), right=True),)),
+        Column(_("Effective"), right=True),
+        Column(_("Memory"), right=True),
+        Column("%", right=True),
+        Column("", rank=3),
+        Column(_("Steps"), right=True),
+        Column(_("Epoch"), right=True),
+        Column(_("Speed"), right=True),
+        Column(_("LR"), right=True, rank=2),
+        Column(_("Verdict")),
+        Column(_("Because"), rank=4),
+    )
+    show(table(columns, [_sweep_row(row, found.what) for row in found.rows]))
+    for text in found.reasons:
+        show("", text)
+    show("", _("Assumed"), *(f"  - {text}" for text in found.assumptions))
 
 
-def show_solution(found: Any) -> None:
+def _sweep_row(row: SweepRow, what: str) -> list[str]:
+    words = {
+        "conservative": _("conservative"), "balanced": _("balanced"), "recommended": _("recommended"),
+        "aggressive": _("aggressive"), "limit": _("limit"), "does-not-fit": _("does not fit"),
+    }  # fmt: skip
+    rate = f"{row.learning_rate:.3g}" if row.learning_rate is not None else f"x {row.learning_rate_factor:.2f}"
+    return [
+        row.value,
+        *(() if what == "micro-batch" else (f"{row.micro_batch} x {row.accumulation}",)),
+        str(row.effective_batch),
+        format_bytes(row.memory_bytes),
+        f"{row.share:.0%}",
+        bar(row.share, width=_NARROWEST_BAR) if row.fits else "█" * (_NARROWEST_BAR - 1) + "▶",
+        str(row.steps_per_epoch or "-"),
+        format_seconds(row.epoch_seconds) if row.epoch_seconds is not None else "-",
+        f"{row.speed:.2f}x" if row.speed is not None else "-",
+        rate,
+        words[row.verdict],
+        row.reason,
+    ]
+
+
+def show_solution(found: Solution) -> None:
     """The answer, and the runners-up."""
-    raise NotImplementedError(found)
+    questions = {
+        "micro-batch": _("The largest micro-batch that fits"),
+        "seq-len": _("The longest sequence that fits"),
+        "gpu": _("The smallest GPU that does it"),
+        "model": _("The largest model of the catalogue that fits"),
+    }
+    about = ", ".join(word for word in (found.model, found.device) if word)
+    show(f"{questions[found.what]} ({about})" if about else questions[found.what], "")
+    if not found.answers:
+        show(_("There is none."))
+    rows = [*found.answers, *found.others]
+    if rows:
+        show(_solve_table(rows, len(found.answers)))
+    for text in found.reasons:
+        show("", text)
+    for row in found.answers:
+        if row.command:
+            show("", row.command)
+    show("", _("Assumed"), *(f"  - {text}" for text in found.assumptions))
+
+
+def _solve_table(rows: list[SolveRow], answers: int) -> Table:
+    has_prices = any(row.price_per_hour is not None for row in rows)
+    has_kinds = any(row.kind for row in rows)
+    columns = (
+        Column(""),
+        Column(_("Answer")),
+        *((Column(_("For")),) if has_kinds else ()),
+        Column(_("Memory"), right=True),
+        Column("%", right=True),
+        Column(_("Shape"), right=True, rank=2),
+        Column(_("Tokens/s"), right=True),
+        *((Column(_("Per hour"), right=True), Column(_("Per epoch"), right=True)) if has_prices else ()),
+        Column(_("Fits")),
+        Column(_("Because"), rank=3),
+    )
+    made = []
+    for number, row in enumerate(rows):
+        prices = [f"{price:.2f}" if price is not None else "-" for price in (row.price_per_hour, row.price_per_epoch)]
+        made.append(
+            [
+                "*" if number < answers else "",
+                row.value,
+                *((row.kind,) if has_kinds else ()),
+                format_bytes(row.memory_bytes),
+                f"{row.memory_bytes / row.limit_bytes:.0%}",
+                f"{row.micro_batch} x {row.seq_len}",
+                f"{row.tokens_per_second:,.0f}" if row.tokens_per_second is not None else "-",
+                *(prices if has_prices else ()),
+                _("yes") if row.fits else _("no"),
+                row.reason,
+            ]
+        )
+    return table(columns, made)

@@ -123,6 +123,10 @@ def _check(
         raise UsageError(_("--solve and --sweep are two questions: ask one."))
     if price is not None and solve != "gpu":
         raise UsageError(_("--price belongs to --solve gpu."))
+    if emit is not None:
+        from brim.planner.emit.write import check_formats
+
+        check_formats(emit)
     if (emit is not None or output is not None) and (solve is not None or sweep is not None):
         raise UsageError(_("--emit and -o write a plan, and --solve and --sweep make none."))
     named = device.get("gpu"), device.get("memory"), device.get("device")

@@ -24,6 +24,7 @@ from brim.memory.setup import Setup
 from brim.memory.sharding.shard import shard
 from brim.memory.where import Where, find_where
 from brim.records import Estimate, MemoryPrediction
+from brim.version import __version__
 from brim.workload.resolve import Model, find_model
 from brim.workload.settings import DEFAULT_RANK, Settings, read_settings
 from brim.workload.words import Kind
@@ -181,8 +182,6 @@ class Question:
         return walk_plain(trace) if self.where.gpu is None else walk_allocator(trace)
 
     def _judge(self, held: Held, warnings: list[str]) -> Estimate:
-        from brim import __version__
-
         obtained, walk = held.obtained, held.walk
         needs = Needs.of(held, self.where, self.settings.ranks)
         return Estimate(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from brim.planner.option import Option, Sampler, rates_of
-from brim.planner.search import Pick, _too_large
+from brim.planner.search import _too_large
 from brim.planner.space import structures_of
 
 if TYPE_CHECKING:
@@ -55,16 +55,6 @@ def option_of(request: Request, settings: Settings) -> Option:
     option = Option(request, settings, Sampler(request), rates_of(request.where, request.host_cores))
     option.trace()
     return option
-
-
-def first_that_fits(request: Request) -> Pick | None:
-    """The simplest structure that holds any cut, with its fastest; None where none does."""
-    for option in options(request):
-        cut = option.fastest()
-        if cut is not None and option.surely_fits(cut):
-            option.keep()
-            return Pick(option, cut)
-    return None
 
 
 def described(option: Option) -> dict[str, str]:

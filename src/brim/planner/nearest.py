@@ -1,19 +1,303 @@
-"""Nothing fits: how much is missing, and the nearest changes that would do, each tried."""
+"""Nothing fits: how much is missing, and the nearest changes that would do, each tried.
+
+Changes that leave the optimizer step as it is come first, then those that change the recipe, then other hardware. What a change can save at
+most is often known without a trace, and then decides without one.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import shlex
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from brim.errors import BrimError
+from brim.locale import _, sentences
+from brim.machine.catalogue import gpus
+from brim.memory.ahead import trace_ahead
+from brim.memory.where import find_where
+from brim.planner.command import flags_of
+from brim.planner.ladder import rungs
+from brim.planner.option import Option, Sampler, rates_of
+from brim.planner.request import Request, make_request
+from brim.planner.search import Found, Pick, _too_large
+from brim.planner.space import structures_of
+from brim.sizes import format_bytes
+from brim.workload.resolve import Model
 
 if TYPE_CHECKING:
-    from brim.planner.request import Request
+    from collections.abc import Iterator
+
+    from brim.memory.where import Where
     from brim.records import Candidate
+    from brim.workload.settings import Settings
+
+MOST_ANSWERS = 5
+_COUNTS = (2, 4, 8, 16, 32, 64)
+_MULTIPLE = 128
+_LOGITS_BYTES = 16
+"""For each logit, at most: as the model makes it, in float32, its softmax and its gradient."""
+_MOST_CHUNKED_TOKENS = 4096
+_STATE_BYTES = 7
+"""For each parameter that trains, what 8-bit moments save of 8, with room for their blocks."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Other terms, and the request on them."""
+
+    settings: dict[str, Any]
+    """As keywords of `brim.plan`; what the user types."""
+    request: Request
+    because: str
 
 
 def nearest_that_fit(request: Request) -> list[Candidate]:
-    """Configurations on other terms that fit."""
-    del request
-    return []
+    """Configurations on other terms that fit. Of each, `reasons[0]` is the flags to add, and `reasons[1]` says what they do."""
+    found: list[Candidate] = []
+    for change in _changes(request):
+        if len(found) == MOST_ANSWERS:
+            break
+        candidate = _tried(change)
+        if candidate is not None:
+            found.append(candidate)
+    return found
 
 
 def missing_bytes(request: Request) -> int:
-    return 0
+    """How much more memory the smallest configuration of the request needs, margin included; 0 where it fits."""
+    return max(0, _least_needed(request) - request.room_bytes)
+
+
+def _least_needed(request: Request) -> int:
+    options = [Option(request, settings, *_beside(request)) for settings in _smallest(request)]
+    trace_ahead([pair for option in options if (pair := option.wanted(request.cuts[0])) is not None])
+    needed: list[int] = []
+    failure: BrimError | None = None
+    for option in options:
+        try:
+            needed.append(option.device_bytes(request.cuts[0]))
+        except BrimError as error:
+            failure = error
+        option.keep()
+    if not needed and failure is not None:
+        raise failure
+    return min(needed)
+
+
+def _beside(request: Request) -> tuple[Sampler, Any]:
+    return Sampler(request), rates_of(request.where, request.host_cores)
+
+
+def _smallest(request: Request) -> list[Settings]:
+    """The last rung, in every precision: with autocast weights are held twice, without it activations are larger."""
+    last = rungs(request)[-1]
+    space = structures_of(request.pinned, request.base, request.question.model, request.where, request.vary)
+    known = {structure.settings for structure in space.structures if not structure.dominated_by}
+    words = dict.fromkeys((last.precision, *(settings.precision for settings in known)))
+    return [settings for word in words if (settings := replace(last, precision=word)) in {*known, last}]
+
+
+def _tried(change: Change) -> Candidate | None:
+    """With the smallest structure, which most often takes one trace; a plan on these terms may choose a faster one."""
+    request = change.request
+    try:
+        settings = rungs(request)[-1]
+        option = Option(request, settings, *_beside(request))
+        if _too_large(request, settings) or not option.fits(request.cuts[0]):
+            return None
+        option.trace()
+        cut = option.fastest()
+    except BrimError:
+        return None
+    if cut is None or not option.surely_fits(cut):
+        return None
+    made = _candidate(change, Pick(option, cut))
+    option.keep()
+    return made
+
+
+def _candidate(change: Change, pick: Pick) -> Candidate:
+    from brim.planner.plan import candidate_of
+
+    request = change.request
+    made = candidate_of(request, pick, request.learning_rate, pick, Found(pick))
+    needed = _("{needed} of {limit}, with micro-batch {micro} and {margin} of margin.").format(
+        needed=format_bytes(pick.option.device_bytes(pick.cut)),
+        limit=format_bytes(request.where.limit_bytes),
+        micro=pick.cut.micro_batch,
+        margin=format_bytes(request.margin.bytes),
+    )
+    settings = dict(change.settings)
+    if "micro_batch" in settings:
+        settings |= {"micro_batch": pick.cut.micro_batch, "accumulation": pick.cut.accumulation}
+    return replace(made, reasons=(shlex.join(flags_of(settings)), sentences(change.because, needed)))
+
+
+def _changes(request: Request) -> Iterator[Change]:
+    """From the nearest to the farthest; what cannot help is left out."""
+    extra: dict[str, Any] = {}
+    for settings, because in _unpinned(request):
+        change = _changed(request, {**extra, **settings}, because)
+        if _holds(change.request):
+            yield change
+        else:
+            extra |= settings  # It does not do alone: it goes with whatever comes next.
+    terms = _changed(request, extra, "").request if extra else request
+    for change in _other_terms(terms):
+        yield replace(change, settings={**extra, **change.settings})
+
+
+def _unpinned(request: Request) -> Iterator[tuple[dict[str, Any], str]]:
+    """What was pinned, and leaves the step as it is when it is let go."""
+    if request.micro_batch is not None or request.accumulation is not None:
+        free: dict[str, Any] = {"micro_batch": None, "accumulation": None, "effective_batch": request.effective_batch}
+        yield free, _("Smaller micro-batches, and more of them, make the same step.")
+    if request.pinned.get("checkpointing") == "none":
+        yield {"checkpointing": "full"}, _("Checkpointing computes activations again and makes the same step.")
+
+
+def _other_terms(request: Request) -> Iterator[Change]:
+    missing = missing_bytes(request)
+    yield from _chunked(request, missing)
+    yield from _shorter(request)
+    yield from _other_recipe(request, missing)
+    yield from _on_the_host(request)
+    yield from _more_gpus(request)
+    yield from _larger_gpu(request)
+
+
+def _chunked(request: Request, missing: int) -> Iterator[Change]:
+    """Each chunk is traced, so long sequences would take long."""
+    tokens = request.length * request.cuts[0].micro_batch
+    config = request.question.config or {}
+    vocabulary = (config.get("text_config") or config).get("vocab_size") or 0
+    is_possible = request.base.loss == "standard" and request.base.task == "causal-lm"
+    if is_possible and tokens <= _MOST_CHUNKED_TOKENS and missing < vocabulary * tokens * _LOGITS_BYTES:
+        yield _changed(request, {"loss": "chunked"}, _("A chunked loss never holds all logits and makes the same step."))
+
+
+def _shorter(request: Request) -> Iterator[Change]:
+    """The longest multiple that fits, by halving; one trace knows most of them."""
+    low, high = 0, -(-request.length // _MULTIPLE)
+    while high - low > 1:
+        middle = (low + high) // 2
+        shorter = _changed(request, {"seq_len": middle * _MULTIPLE}, "").request
+        settings = rungs(shorter)[-1]
+        option = Option(shorter, settings, *_beside(shorter))
+        fits = not _too_large(shorter, settings) and option.fits(shorter.cuts[0])
+        low, high = (middle, high) if fits else (low, middle)
+    if low:
+        length = low * _MULTIPLE
+        yield _changed(request, {"seq_len": length}, _("Sequences of up to {length} tokens.").format(length=length))
+
+
+def _other_recipe(request: Request, missing: int) -> Iterator[Change]:
+    base = request.base
+    if base.method == "full" and request.where.gpu is not None:
+        saved = _STATE_BYTES * _parameters(request)
+        if base.optimizer in {"adamw", "adamw-fused", "adamw-loop"} and missing < saved:
+            yield _changed(request, {"optimizer": "adamw-8bit"}, _("Moments of 8 bits instead of 32."))
+    if base.method == "full":
+        yield _changed(request, {"method": "lora"}, _("Adapters train, and the model stays as it is."))
+    if base.method in {"full", "lora", "lora-8bit"} and request.where.gpu is not None:
+        yield _changed(request, {"method": "qlora"}, _("Adapters train, on a model of 4 bits."))
+
+
+def _on_the_host(request: Request) -> Iterator[Change]:
+    if request.host_bytes is None or request.where.gpu is None or request.base.offload != "none":
+        return
+    for offload, sharding in (("optimizer", "zero2"), ("parameters", "zero3")):
+        because = _("The host's memory holds part of it, and the link to it is slow.")
+        yield _changed(request, {"offload": offload, "sharding": sharding}, because)
+
+
+def _more_gpus(request: Request) -> Iterator[Change]:
+    """The fewest that do, each with a shard of everything."""
+    gpu = request.where.gpu
+    if gpu is None:
+        return
+    where = replace(request.where, count=None)
+    for count in _COUNTS:
+        if count <= request.base.gpus or count > request.effective_batch:
+            continue
+        named = {} if gpu.vendor == "unknown" or request.where.is_here else {"gpu": gpu.name}
+        change = _changed(
+            request,
+            {**named, "gpus": count, "sharding": "fsdp"},
+            _("{count} of these GPUs, each with a shard of the model.").format(count=count),
+            where=where,
+        )
+        if _holds(change.request):
+            yield change
+            return
+
+
+def _larger_gpu(request: Request) -> Iterator[Change]:
+    """The smallest card of the catalogue that does it as it is."""
+    mine = request.where.gpu
+    if mine is None:
+        return
+    larger = [gpu for gpu in gpus() if gpu.backend == "cuda" and gpu.usable_bytes > request.where.limit_bytes]
+    needs: dict[object, int] = {}
+    for gpu in sorted(larger, key=lambda gpu: gpu.usable_bytes):
+        where = find_where(gpu, None, None)
+        assert where is not None
+        said: dict[str, Any] = {"gpu": gpu.name}
+        if request.base.gpus > 1:
+            said["gpus"] = request.base.gpus
+        change = _changed(
+            request, said, _("The smallest card of the catalogue that holds it: {gpu}.").format(gpu=gpu.label), where=where
+        )
+        if _holds(change.request, needs):
+            yield change
+            return
+
+
+def _holds(request: Request, needs: dict[object, int] | None = None) -> bool:
+    """Whether the smallest structure fits; `needs` keeps what cards of one kind need."""
+    try:
+        settings = rungs(request)[-1]
+        if _too_large(request, settings):
+            return False
+        where = request.where
+        key = settings, where.target, where.outside(settings.ranks)
+        needs = {} if needs is None else needs
+        if key not in needs:
+            needs[key] = Option(request, settings, *_beside(request)).device_bytes(request.cuts[0])
+        return needs[key] <= request.room_bytes
+    except BrimError:
+        return False
+
+
+def _parameters(request: Request) -> int:
+    model = request.question.model
+    return model.parameters() if isinstance(model, Model) else request.where.limit_bytes
+
+
+def _changed(request: Request, settings: dict[str, Any], because: str, *, where: Where | None = None) -> Change:
+    """The same question on other terms."""
+    pinned = {**request.pinned, "micro_batch": request.micro_batch, "accumulation": request.accumulation}
+    if where is not None:
+        pinned["gpus"] = request.base.gpus
+    inside = {name: value for name, value in settings.items() if name not in {"gpu", "effective_batch"}}
+    is_asked = request.margin.because == _("as asked")
+    made = make_request(
+        request.question.model,
+        where=where or request.where,
+        effective_batch=request.effective_batch,
+        data=request.data,
+        samples=request.samples,
+        epochs=request.epochs,
+        drop_last=request.drop_last,
+        host_memory=request.host_bytes,
+        host_cores=request.host_cores,
+        learning_rate=request.learning_rate,
+        from_batch=request.from_batch,
+        warmup_steps=request.warmup_steps,
+        vary=tuple(request.vary),
+        margin=request.margin.bytes if is_asked else None,
+        step=request.question.step,
+        cache=request.question.cache,
+        **{**pinned, **inside},
+    )
+    return Change(settings, replace(made, effective_because=request.effective_because, shm_bytes=request.shm_bytes), because)

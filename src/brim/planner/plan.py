@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from brim.machine.records import Accelerator, Machine
 from brim.planner.host import HostSide, host_side
-from brim.planner.nearest import nearest_that_fit
+from brim.planner.nearest import missing_bytes, nearest_that_fit
 from brim.planner.padding import report
 from brim.planner.reasons import assumptions_of, reasons_of, warnings_of
 from brim.planner.request import Request, make_request
 from brim.planner.schedule import follow_up
 from brim.planner.search import Found, Pick, host_bytes, search
 from brim.records import Candidate, DataReport, Plan, SpeedPrediction
+from brim.version import __version__
 from brim.workload.lengths import fixed_lengths
 from brim.workload.records import Workload
 from brim.workload.resolve import Model
@@ -93,8 +94,6 @@ def plan(
 
 def plan_request(request: Request, *, apply: bool = False) -> Plan:
     """The plan of a question that is complete."""
-    from brim import __version__
-
     found = search(request)
     advice = advice_of(request, found)
     rate = request.learning_rate
@@ -111,6 +110,7 @@ def plan_request(request: Request, *, apply: bool = False) -> Plan:
         alternatives=tuple(alternatives),
         considered=found.considered,
         margin_bytes=request.margin.bytes,
+        missing_bytes=missing_bytes(request) if best is None else 0,
         data=data_of(request, best),
         advice=advice,
         assumptions=tuple(assumptions_of(request, found)),

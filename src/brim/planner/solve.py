@@ -25,6 +25,7 @@ from brim.planner.request import Request, make_request
 from brim.planner.search import Pick
 from brim.planner.slices import Cut
 from brim.sizes import format_bytes
+from brim.version import __version__
 
 if TYPE_CHECKING:
     import os
@@ -66,8 +67,6 @@ def solve(
     `price` belongs to `gpu`: prices per hour and card, as `{"t4": 0.35}`, `"t4=0.35,l4=0.8"`, or a TOML, JSON or YAML file of such pairs.
     `model` is None where the question is which model.
     """
-    from brim import __version__
-
     del apply
     began = time.perf_counter()
     known: dict[str, Solved] = {word: word for word in get_args(Solved)}

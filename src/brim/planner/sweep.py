@@ -20,6 +20,7 @@ from brim.planner.request import Request, make_request
 from brim.planner.schedule import learning_rate_factor
 from brim.planner.search import Pick
 from brim.sizes import format_bytes
+from brim.version import __version__
 
 if TYPE_CHECKING:
     import os
@@ -52,8 +53,6 @@ def sweep(
     holds the batch; else it grows, as micro-batch x `accumulation` x GPUs. Over lengths and GPUs the effective batch is held, and each row
     takes the fastest micro-batch that fits, unless `micro_batch` is given.
     """
-    from brim import __version__
-
     del apply  # The rate of every row is shown beside it.
     began = time.perf_counter()
     what, read = read_values(values)

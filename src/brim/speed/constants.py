@@ -2,60 +2,80 @@
 
 from __future__ import annotations
 
-MATMUL_SHARE = 0.85
-"""Of the dense peak, large matrix products inside a training step, where power is no limit."""
+MATMUL_SHARE = 0.9
+"""Products of a training step against the best product that the card does: on an RTX 5090 a 4096 x 4096 one reaches 0.78 to 0.97 of the
+best, a 2048 x 2048 one 0.73 to 0.78 (zzc0721/torch-performance-test-data#15); wide ones lie between."""
 
-TENSOR_FLOPS_PER_WATT = {
-    (7, 0): 0.33e12,
-    (7, 5): 0.40e12,
-    (8, 0): 0.62e12,
-    (8, 6): 0.50e12,
-    (8, 9): 0.80e12,
-    (9, 0): 0.95e12,
-    (10, 0): 1.40e12,
-    (12, 0): 0.85e12,
+FULL_RATE_WATTS_PER_TFLOP = {
+    (7, 0): 6.1,
+    (7, 5): 8.6,
+    (8, 0): 2.0,
+    (8, 6): 3.9,
+    (8, 9): 2.4,
+    (9, 0): 1.4,
+    (10, 0): 1.05,
+    (12, 0): 3.0,
 }
-"""Half-precision tensor operations that a chip of this compute capability sustains per watt of its limit: what holds back the small
-data-centre cards, whose peak is a burst."""
+"""Watts of power limit per 1e12 half-precision tensor operations of the data sheet with which a chip of this compute capability would hold
+its peak. With less it lowers its clock, and as power goes with the cube of the clock (voltage falls with it), it reaches the cube root of
+the share of the power that it would need. One measured card a line: V100S 89 of 130 TFLOP/s, RTX A6000 122 of 155, L40S 267 of 362,
+H100 SXM 760 to 790 of 989, B200 1630 to 1700 of 2250, RTX PRO 6000 315 (fp16) to 418 (bf16) of 504
+(zzc0721/torch-performance-test-data, database.md), A100 SXM 268 to 271 of 312 (stas00/ml-engineering, compute/accelerator, MAMF table).
+T4: 24 of 65 when it goes on (forums.developer.nvidia.com/t/264462), 42 in bursts (database.md); taken as 32, since a step is not all
+products. Cards that were not used for it: A100 PCIe 253 to 256 measured, 243 by this; RTX 4090 159 to 173, 165; RTX 3090 76, 71;
+RTX 5090 224 to 242, 203; H20 142, 148. No measurement of an A10 or an L4 was found."""
 
-PLAIN_FLOPS_SHARE = 0.80
-"""Of the float32 peak, where no tensor cores work."""
+PLAIN_FLOPS_SHARE = 0.7
+"""Of the float32 peak, where no tensor cores work: median of 14 chips in zzc0721/torch-performance-test-data, database.md; 0.5 to 0.7 where
+the peak counts two float32 units a lane (RTX 30, 40, 50, L40S) and on the T4, 0.8 to 0.95 on V100 and A100."""
 
 ATTENTION_SHARE = 0.55
-"""Of the rate of large products, fused attention."""
+"""Of the rate of large products, fused attention. FlashAttention-2 reaches 0.50 to 0.73 of an A100's peak, the less the shorter the
+sequences (arXiv 2307.08691), but 0.35 of an H100's, where products reach 0.8 (arXiv 2407.08608); PyTorch's memory-efficient kernel 80
+TFLOP/s forward on an RTX 4090 (DefTruth/faster-prefill-attention, release 0.0.1). Chosen among these."""
 
 BANDWIDTH_SHARE = 0.80
-"""Of the memory's peak, kernels that only move bytes."""
+"""Of the memory's peak, kernels that only move bytes. Copies on T4 0.75, A100 0.74 to 0.89, RTX 4090 0.91, H100 NVL 0.78 (BabelStream's
+triad 0.84): router-gao/cuda-demo, 02-cuda-bandwidth.md, and outputs of such programs in public repositories."""
 
 KERNEL_SECONDS = 2.5e-6
-"""Start and end of one kernel on the device."""
+"""Start and end of one kernel on the device. No source found; chosen."""
 
-LAUNCH_SECONDS = 6.0e-6
-"""What the host needs from one operator of eager PyTorch to the next, autograd included: a stream of smaller kernels waits for it."""
+LAUNCH_SECONDS = 8.0e-6
+"""What the host needs from one operator of eager PyTorch to the next, autograd included: a stream of smaller kernels waits for it. 5 to 25
+microseconds are given for an operator called from Python (jiahuanglin.xyz, From PyTorch op to kernel launch); more than half of those of a
+training step come from backward, without Python. Chosen in the lower half."""
 
 STEP_OVERHEAD_SECONDS = 2.0e-3
-"""Per micro-batch: Python of the loop, the batch to the device, the scalar that is read back."""
+"""Per micro-batch: Python of the loop, the batch to the device, the scalar that is read back. No source found; chosen."""
 
-INT8_OVER_HALF = 1.2
-"""bitsandbytes' int8 products against half-precision ones: the outliers are computed apart."""
+INT8_OVER_HALF = 0.6
+"""bitsandbytes' int8 products against half-precision ones: the outliers are computed apart. Slower up to models of 13B, faster only beyond
+(arXiv 2208.07339); whole models of 0.15B and 0.5B take 2.5 times as long on a T4 (earino.github.io/applied-deep-learning, blog 11).
+Chosen for models of some billion parameters."""
 
 LINK_SHARE = 0.75
-"""Of a link's peak, NCCL's rings or copies from pinned memory."""
+"""Of a link's peak, NCCL's rings or copies from pinned memory. NVLink: 370 of 450 GB/s on H100 (a maintainer in NVIDIA/nccl-tests#212),
+about 200 of 300 among eight A100 (#149), 116 of 300 between two bridged H100 PCIe (#194). PCIe 3.0 x16, pinned: 9.6 to 13.2 of 15.75
+(router-gao/cuda-demo, 02-cuda-bandwidth.md); GeForce cards in one node 24 of 31.5 as NCCL itself counts on (nccl-tests#307)."""
 
-PAIR_LATENCY_SECONDS = 20.0e-6
-"""Per collective call and rank in its ring."""
+PAIR_LATENCY_SECONDS = 6.0e-6
+"""Per collective call and rank in its ring: 8 bytes take 42 microseconds among eight RTX 4090 (NVIDIA/nccl#1530), 11.5 between two
+(tinygrad/open-gpu-kernel-modules#17)."""
 
 OVERLAP_SHARE = 0.7
-"""Of communication that can hide behind backward (DDP's buckets, FSDP's prefetch), what does."""
+"""Of communication that can hide behind backward (DDP's buckets, FSDP's prefetch), what does. No source found; chosen."""
 
 NODE_LINK_BYTES_PER_SECOND = 12.5e9
-"""Between nodes where nothing is said: 100 Gbit/s a node."""
+"""Between nodes where nothing is said: 100 Gbit/s a node. Chosen."""
 
 DEFAULT_HOST_LINK_BYTES_PER_SECOND = 12.0e9
-"""PCIe 3.0 x16 as it is reached, where a card's own link is not known."""
+"""PCIe 3.0 x16 as it is reached, where a card's own link is not known; 9.6 to 13.2 measured (see `LINK_SHARE`)."""
 
 HOST_OPTIMIZER_BYTES_PER_SECOND = 8.0e9
-"""What an optimizer step on the host's cores gets through (DeepSpeed's CPU Adam), all cores of a desktop together."""
+"""What an optimizer step on the host's cores gets through (DeepSpeed's CPU Adam), all cores together. Two Xeon 8358 need 17 to 20 s longer
+for a step of a 7B with the optimizer on the host: 5 to 6 GB/s (gist.github.com/chenyaofo/d4cd6a20ab4b95cb3a49491747e2139a; its unit read as
+sequences per second); a host of 128 cores at most 2.4 s for all of a step of a 3B: more than 20 GB/s (DeepSpeed#7474). Chosen between."""
 
 CPU_FLOPS_PER_CORE = {"fp32": 50.0e9, "half": 60.0e9, "int8": 60.0e9}
 """Products in oneDNN or MKL on one core with AVX2 or AVX-512, and in bfloat16 where the chip has it."""
@@ -69,13 +89,6 @@ CPU_KEPT_BYTES = 32 << 20
 
 CPU_NEW_PAGE_BYTES_PER_SECOND = 1.2e9
 """How fast one core gets pages of 4 KiB that are cleared first; measured on the same EPYC in a virtual machine."""
-
-CPU_HEAP_LIMIT = 2
-"""Times the size above: free memory at the end of the heap that glibc keeps (the dynamic trim threshold in malloc.c)."""
-
-CPU_LIVE_SHARE = 0.7
-"""Of what forward makes, what is kept for backward: 0.68 to 0.73 in traces of small models of four families, without checkpointing. An
-upper bound for the pages that are really new: glibc fills holes, and one block that stays at the end of the heap holds all below it."""
 
 CPU_CALL_SECONDS = 15.0e-6
 """One operator of eager PyTorch on the CPU: autograd, views and the Python of the modules around it included; measured on the same."""

@@ -68,8 +68,7 @@ def rates_of_gpu(gpu: GPU) -> Rates:
     """What a card of the catalogue does."""
     plain = constants.PLAIN_FLOPS_SHARE * (gpu.dense_flops.get("fp32") or _UNKNOWN_FP32)
     half = _tensor_flops(gpu)
-    host = gpu.host_bytes_per_second or constants.DEFAULT_HOST_LINK_BYTES_PER_SECOND
-    peer = gpu.peer_bytes_per_second or host
+    host = _reached(gpu.host_bytes_per_second) or constants.DEFAULT_HOST_LINK_BYTES_PER_SECOND
     return Rates(
         flops={"fp32": plain, "half": max(half, plain), "int8": max(half * constants.INT8_OVER_HALF, plain)},
         bandwidth=((1.0, constants.BANDWIDTH_SHARE * (gpu.bandwidth_bytes_per_second or _UNKNOWN_BANDWIDTH)),),
@@ -78,8 +77,8 @@ def rates_of_gpu(gpu: GPU) -> Rates:
         launch_seconds=constants.LAUNCH_SECONDS,
         overlaps=True,
         micro_batch_seconds=constants.STEP_OVERHEAD_SECONDS,
-        host_bytes_per_second=constants.LINK_SHARE * host,
-        peer_bytes_per_second=constants.LINK_SHARE * peer,
+        host_bytes_per_second=host,
+        peer_bytes_per_second=_reached(gpu.peer_bytes_per_second) or host,
     )
 
 
@@ -88,20 +87,30 @@ _UNKNOWN_BANDWIDTH = 600e9
 """A card of which only the memory is known counts as a middling one: times are then for comparison only."""
 
 
+def _reached(link_bytes_per_second: float | None) -> float | None:
+    return link_bytes_per_second and constants.LINK_SHARE * link_bytes_per_second
+
+
 def _tensor_flops(gpu: GPU) -> float:
-    """Half precision: the data sheet's peak, or what the power limit sustains."""
+    """Half precision: the data sheet's peak, as far as the power limit sustains it."""
     peak = gpu.dense_flops.get("fp16") or gpu.dense_flops.get("bf16") or 0.0
-    sustained = constants.MATMUL_SHARE * peak
-    limit = _per_watt(gpu.sm)
-    return min(sustained, limit * gpu.watts) if limit is not None and gpu.watts else sustained
+    return constants.MATMUL_SHARE * peak * _powered_share(gpu, peak)
 
 
-def _per_watt(capability: tuple[int, int] | None) -> float | None:
+def _powered_share(gpu: GPU, peak: float) -> float:
+    """Of the peak: the cube root of the power that there is over the power that it takes."""
+    needed = _watts_per_tflop(gpu.sm)
+    if needed is None or not gpu.watts or not peak:
+        return 1.0
+    return float(min(1.0, (gpu.watts / (needed * peak / 1e12)) ** (1 / 3)))
+
+
+def _watts_per_tflop(capability: tuple[int, int] | None) -> float | None:
     """Of the nearest older chip."""
     if capability is None:
         return None
-    older = [known for known in constants.TENSOR_FLOPS_PER_WATT if known <= capability]
-    return constants.TENSOR_FLOPS_PER_WATT[max(older)] if older else None
+    older = [known for known in constants.FULL_RATE_WATTS_PER_TFLOP if known <= capability]
+    return constants.FULL_RATE_WATTS_PER_TFLOP[max(older)] if older else None
 
 
 def rates_of_cpu(cores: float) -> Rates:

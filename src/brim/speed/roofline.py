@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from brim.memory.work import PHASES, Work
-from brim.speed import constants
 from brim.speed.rates import Rates
 
 if TYPE_CHECKING:
     from brim.memory.work import Floats
 
 _ATTENTION = ("attention", "attention_backward")
-_FORWARD = PHASES.index("forward")
 _OPTIMIZER = PHASES.index("optimizer")
 
 
@@ -53,20 +51,6 @@ class Roofline:
         if rates.new_pages is not None:
             move = move + rates.new_page_seconds(_result_bytes(work, batch, length))
         return (np.maximum(compute, move) if rates.overlaps else compute + move) + rates.kernel_seconds
-
-    def heap_seconds(self, batch: float, length: float) -> float:
-        """Once per optimizer step, for the pages of the heap that the largest micro-batch needs.
-
-        Gradients are made at the end of the heap and hold all below until they are dropped; then what is free beyond a limit goes back to
-        the system.
-        """
-        if self.rates.new_pages is None:
-            return 0.0
-        smallest, rate = self.rates.new_pages
-        results = _result_bytes(self.work, batch, length)
-        on_heap = (self.work.phases == _FORWARD) & (results < smallest)
-        live = constants.CPU_LIVE_SHARE * float((results * self.work.times)[on_heap].sum())
-        return max(live - constants.CPU_HEAP_LIMIT * smallest, 0.0) / rate * self.rates.scale
 
 
 def _result_bytes(work: Work, batch: float, length: float) -> Floats:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,7 +49,7 @@ class StepSpeed:
         return slowest + (rounds - 1) * self._add_seconds() + sent + self.traffic.exposed_seconds + optimizer
 
     def _micro_batches(self, rank: Sequence[tuple[int, float]]) -> float:
-        total = self.roofline.heap_seconds(*max(rank, key=prod)) if rank else 0.0
+        total = 0.0
         for size, length in rank:
             seconds = self._seconds(size, length) if size else 0.0
             total += seconds + _left(self.traffic.micro_batch_seconds, behind=seconds)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from brim import __version__
 from brim.locale import _
+from brim.version import __version__
 
 if TYPE_CHECKING:
     from brim.planner.emit.recipe import Recipe

@@ -73,13 +73,18 @@ def _expand(formats: Sequence[str]) -> list[str]:
     return [known for name in formats for known in (FORMATS if name == ALL else (name,))]
 
 
+def check_formats(formats: Sequence[str]) -> None:
+    """Refuse names that are no format, before anything is planned for them."""
+    for name in _expand(formats):
+        if name not in _MAKERS:
+            near = tuple(get_close_matches(name, FORMATS, n=1))
+            hint = _("One of: {words}.").format(words=", ".join((*FORMATS, ALL)))
+            raise UnknownNameError(_("There is no format {name!r}.").format(name=name), nearest=near, hint=hint)
+
+
 def _make(plan: Plan, name: str, data: str | None) -> Files:
-    maker = _MAKERS.get(name)
-    if maker is None:
-        near = tuple(get_close_matches(name, FORMATS, n=1))
-        hint = _("One of: {words}.").format(words=", ".join((*FORMATS, ALL)))
-        raise UnknownNameError(_("There is no format {name!r}.").format(name=name), nearest=near, hint=hint)
+    check_formats([name])
     try:
-        return maker(recipe_of(plan, data))
+        return _MAKERS[name](recipe_of(plan, data))
     except UnsupportedError as error:
         raise UnsupportedError(f"{name}: {error.message}", hint=error.hint) from error

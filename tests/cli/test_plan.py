@@ -1,0 +1,142 @@
+"""`brim plan` as a person types it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+import brim
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.conftest import Cli
+
+TINY = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 344, "vocab_size": 1000, "max_position_embeddings": 2048,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "config.json").write_text(json.dumps(TINY), encoding="utf-8")
+    return str(folder)
+
+
+def test_the_answer_is_one_document(cli: Cli, tiny: str) -> None:
+    ended = cli("plan", tiny, "--gpu", "t4", "--seq-len", "256", "--effective-batch", "50", "--json")
+    assert ended.code == 0
+    document = json.loads(ended.out)
+    assert document["schema"] == "brim.plan/1"
+    assert document["fits"] is True
+    assert document["considered"] > 50
+    assert set(document["best"]) >= {
+        "micro_batch", "accumulation", "world_size", "effective_batch", "eval_batch", "precision", "checkpointing", "attention",
+        "optimizer", "method", "sharding", "offload", "num_workers", "pin_memory", "prefetch_factor", "learning_rate", "memory",
+        "speed", "slices", "reasons",
+    }  # fmt: skip
+    assert set(document["best"]["speed"]) == {"step_seconds", "tokens_per_second", "epoch_seconds", "steps_per_epoch"}
+    assert brim.Plan.from_json(ended.out).best is not None
+
+
+def test_a_person_reads_what_was_chosen_and_why(cli: Cli, tiny: str) -> None:
+    ended = cli(
+        "plan", tiny, "--gpu", "t4*2", "--sharding", "ddp", "--seq-len", "256", "--effective-batch", "7", "--samples", "100"
+    )
+    assert ended.code == 0
+    assert "effective batch 7, on 2 x NVIDIA T4" in ended.out
+    assert "in all 7" in ended.out
+    assert "Because" in ended.out
+    assert "Memory against time" in ended.out
+    assert "15 steps" in ended.out
+    assert "configurations considered" in ended.out
+
+
+def test_nothing_fits_says_how_much_is_missing_and_what_would_do(cli: Cli, tiny: str) -> None:
+    ended = cli(
+        "plan", tiny, "--gpu", "t4", "--memory", "600MiB", "--seq-len", "2048", "--micro-batch", "8", "--effective-batch", "8"
+    )
+    assert ended.code == 1
+    assert "needs" in ended.out
+    assert "What would fit" in ended.out
+
+
+def test_files_are_written_and_named(cli: Cli, tiny: str, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    ended = cli(
+        "plan", tiny, "--gpu", "t4*2", "--sharding", "ddp", "--seq-len", "256", "--effective-batch", "8",
+        "--emit", "transformers,torchrun", "-o", str(folder),
+    )  # fmt: skip
+    assert ended.code == 0
+    assert (folder / "plan.json").exists()
+    assert (folder / "training_arguments.py").exists()
+    assert (folder / "torchrun.sh").exists()
+    assert "Written" in ended.err
+    assert brim.Plan.read(folder / "plan.json").best is not None
+
+
+def test_a_format_that_cannot_say_it_is_refused_and_nothing_is_written(cli: Cli, tiny: str, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    ended = cli(
+        "plan", tiny, "--gpu", "t4*2", "--sharding", "ddp", "--seq-len", "256", "--effective-batch", "7", "--emit", "deepspeed",
+        "-o", str(folder),
+    )  # fmt: skip
+    assert ended.code == 2
+    assert "6" in ended.err
+    assert "8" in ended.err
+    assert not folder.exists()
+
+
+def test_a_sweep_prints_one_row_each(cli: Cli, tiny: str) -> None:
+    arguments = ("plan", tiny, "--gpu", "t4", "--seq-len", "256", "--accumulation", "2", "--samples", "100", "--sweep", "1,2,4")
+    ended = cli(*arguments)
+    assert ended.code == 0
+    assert "Verdict" in ended.out
+    document = json.loads(cli(*arguments, "--json").out)
+    assert [row["effective_batch"] for row in document["rows"]] == [2, 4, 8]
+    assert [row["steps_per_epoch"] for row in document["rows"]] == [50, 25, 13]
+
+
+def test_the_longest_sequence_is_found(cli: Cli, tiny: str) -> None:
+    ended = cli("plan", tiny, "--gpu", "t4", "--memory", "1GiB", "--solve", "seq-len", "--json")
+    assert ended.code == 0
+    assert json.loads(ended.out)["answers"]
+
+
+def test_the_recipe_advice_is_shown(cli: Cli, tiny: str) -> None:
+    ended = cli(
+        "plan", tiny, "--gpu", "t4", "--seq-len", "256", "--effective-batch", "64", "--from-batch", "16", "--learning-rate", "1e-4",
+        "--checkpointing", "none",
+    )  # fmt: skip
+    assert "learning_rate: 1e-4 -> 2e-4" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "A model is needed"),
+        (("tinyllama-1.1b", "--gpu", "t4", "--solve", "model"), "--solve model"),
+        (("tinyllama-1.1b", "--gpu", "t4", "--solve", "gpu"), "leave --gpu"),
+        (("tinyllama-1.1b", "--gpu", "t4", "--price", "t4=1"), "--price"),
+        (("tinyllama-1.1b", "--gpu", "t4", "--sweep", "1,2", "--solve", "seq-len"), "two questions"),
+        (("tinyllama-1.1b", "--gpu", "t4", "--sweep", "1,2", "--emit", "all"), "--emit"),
+        (("tinyllama-1.1b", "--gpu", "t4", "--vary", "colour"), "--vary"),
+        (("tinyllama-1.1b", "--gpu", "t4", "--margin", "much"), "--margin"),
+        (("tinyllama-1.1b", "--gpu", "t4", "--margin", "100%"), "--margin"),
+        (("tinyllama-1.1b", "--gpu", "t4", "--emit", "keras"), "keras"),
+        (("tinyllama-1.1b", "--gpu", "t4", "--effective-batch", "0"), "effective-batch"),
+        (("tinyllama-1.1b", "--gpu", "t4", "--data", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("tinyllama-1.1b", "--gpu", "t4", "--tokenizer", "somewhere"), "--data"),
+        (("tinyllama-1.1b",), "No GPU is found here"),
+    ],
+)
+def test_wrong_wishes_end_with_one_message_and_code_2(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
+    ended = cli("plan", *arguments)
+    assert ended.code == 2
+    assert said in ended.err
+    assert "Traceback" not in ended.err
+    assert not ended.out
