@@ -29,8 +29,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+_PREDICTING = ("estimate", "plan")
+
+
 def entry() -> NoReturn:
     """The console script."""
+    if sys.argv[1:2] and sys.argv[1] in _PREDICTING:
+        # A trace quantises with stand-ins of its own; peft would import the real package all the same, and that imports torch's compiler:
+        # a second and a half of every cold start. This process never trains.
+        sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]
     code = main()
     # Python flushes at exit and complains where it cannot: a reader that is gone is none of our business, a full disk is a failure.
     try:

@@ -157,11 +157,11 @@ def _check_config(config: Mapping[str, Any]) -> None:
 
 def default_length(config: Mapping[str, Any] | None) -> int:
     """The length of a sequence where none was given."""
-    longest = _longest(config) if config is not None else None
+    longest = longest_position(config) if config is not None else None
     return min(DEFAULT_LENGTH, longest[0]) if longest is not None else DEFAULT_LENGTH
 
 
-def _longest(config: Mapping[str, Any]) -> tuple[int, bool] | None:
+def longest_position(config: Mapping[str, Any]) -> tuple[int, bool] | None:
     """The longest sequence that the positions allow, and whether a longer one fails."""
     kind = str(config.get("model_type"))
     if kind in _LEARNED_POSITIONS:
@@ -172,7 +172,7 @@ def _longest(config: Mapping[str, Any]) -> tuple[int, bool] | None:
 
 
 def _check_length(settings: Settings, config: Mapping[str, Any]) -> None:
-    longest = _longest(config)
+    longest = longest_position(config)
     wanted = max(settings.seq_len or 0, settings.target_len or 0)
     if longest is not None and longest[1] and wanted > longest[0]:
         text = _("{wanted} tokens, and this model's table of positions ends at {longest}.")
@@ -231,6 +231,6 @@ def _precision_warnings(settings: Settings, gpu: GPU | None) -> Iterator[str]:
 
 
 def _length_warnings(settings: Settings, config: Mapping[str, Any] | None) -> Iterator[str]:
-    longest = _longest(config) if config is not None else None
+    longest = longest_position(config) if config is not None else None
     if longest is not None and settings.seq_len is not None and settings.seq_len > longest[0]:
         yield _("{wanted} tokens, and the model was made for {longest}.").format(wanted=settings.seq_len, longest=longest[0])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from brim.errors import UnsupportedError, UsageError
 from brim.locale import _
-from brim.memory.allocator import LARGE_ROUND_BYTES, replay, smallest_surviving_limit
+from brim.memory.allocator import LARGE_ROUND_BYTES, Requests, replay
 from brim.memory.assumptions import assumptions
 from brim.memory.compatibility import check, check_module, default_length
 from brim.memory.obtain import Obtained, obtain, obtain_module
@@ -215,7 +215,8 @@ class Held:
         walk = question.walk(obtained)
         if question.where.gpu is None:
             return cls(obtained, walk, walk.peak_bytes())
-        return cls(obtained, walk, smallest_surviving_limit(requests_of(walk.trace)))
+        requests = Requests.of(walk.trace.events, [birth.size for birth in walk.trace.births])
+        return cls(obtained, walk, requests.smallest_surviving_limit())
 
 
 @dataclass(frozen=True)

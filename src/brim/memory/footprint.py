@@ -52,6 +52,7 @@ class Footprint:
     question: Question
     """Of any micro-batch; its accumulation decides whether gradients live through forward."""
     _device_bytes: dict[int, int] = field(default_factory=dict)
+    _least_bytes: dict[int, int] = field(default_factory=dict)
     _bounds: dict[int, int] = field(default_factory=dict)
     _predictions: dict[int, dict[str, Any]] = field(default_factory=dict)
     _obtained: dict[int, Obtained] = field(default_factory=dict)
@@ -62,9 +63,11 @@ class Footprint:
         """What nvidia-smi would show at the peak; any number above `limit` where it is more than that."""
         self._read()
         if micro_batch not in self._device_bytes:
-            least = self._least(micro_batch)
-            if least > limit:
-                return least
+            if micro_batch not in self._least_bytes:
+                self._least_bytes[micro_batch] = self._least(micro_batch)
+                self._grew = True
+            if self._least_bytes[micro_batch] > limit:
+                return self._least_bytes[micro_batch]
             self._device_bytes[micro_batch] = self._replayed(micro_batch, self._obtain(micro_batch))
             self._grew = True
         return self._device_bytes[micro_batch]
@@ -130,7 +133,12 @@ class Footprint:
     def keep(self) -> None:
         """Write down what was found out."""
         if self._grew and self.question.cache and self.question.config is not None:
-            said = {"device": self._device_bytes, "bounds": self._bounds, "predictions": self._predictions}
+            said = {
+                "device": self._device_bytes,
+                "least": self._least_bytes,
+                "bounds": self._bounds,
+                "predictions": self._predictions,
+            }
             store(self._name(), {"json": np.frombuffer(json.dumps(said).encode(), dtype=np.uint8)})
             self._grew = False
 
@@ -141,8 +149,8 @@ class Footprint:
         stored = load(self._name()) if self.question.cache and self.question.config is not None else None
         if stored is not None:
             said = json.loads(stored["json"].tobytes())
-            self._device_bytes.update({int(size): count for size, count in said["device"].items()})
-            self._bounds.update({int(size): count for size, count in said["bounds"].items()})
+            for name, known in (("device", self._device_bytes), ("least", self._least_bytes), ("bounds", self._bounds)):
+                known.update({int(size): count for size, count in said[name].items()})
             self._predictions.update({int(size): found for size, found in said["predictions"].items()})
 
     def _name(self) -> str:

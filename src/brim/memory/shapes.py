@@ -5,8 +5,8 @@ dimensions: a constant, times a power of the batch, times a power of the length.
 fourth confirms), and any other shape is then a matter of multiplication: hundreds of configurations from a handful of traces. The few
 small storages that are no product (labels with one token more) are straight lines between the four.
 
-Only one of the four must be whole. Clipping and the optimizer see parameters and no tokens, and the second step's forward and backward
-are the first's again, which the whole trace shows; so the others may stop after the first backward.
+Only one of the four must be whole. Clipping and the optimizer see parameters and no tokens, and what runs after the first micro-batch is its
+forward and backward again, which the whole trace shows; so the others may stop after the first backward.
 
 Where the events are not the same at all four points, or more than a hundredth of the bytes is unexplained, the shape must be traced.
 """
@@ -21,7 +21,7 @@ import numpy as np
 
 from brim.memory.allocator import MIN_BLOCK_BYTES, Requests
 from brim.memory.columns import Columns, Ints
-from brim.memory.layers import addresses_of, deepen_columns
+from brim.memory.layers import Address, addresses_of, deepen_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -167,29 +167,58 @@ def _continued(base: Columns, beginnings: list[Trace]) -> list[Ints]:
     for beginning in beginnings:
         if beginning.events != base.events[: len(beginning.events)].tolist():
             raise NotAProductError
-    sources = _first_steps(base, len(beginnings[0].births))
-    return [np.where(sources < 0, base.sizes, Columns.of(beginning).sizes[sources]) for beginning in beginnings]
+    sizes = [Columns.of(beginning).sizes for beginning in beginnings]
+    sources = _first_micro_batch(base, np.stack(sizes, axis=1))
+    return [np.where(sources < 0, base.sizes, each[sources]) for each in sizes]
 
 
-def _first_steps(base: Columns, known: int) -> Ints:
-    """For every storage the one of the first step that it repeats: among the `known` ones itself; -1 in clipping and the optimizer."""
-    addresses = addresses_of(base)
-    number_of = {address: number for number, address in enumerate(addresses[:known])}
+def _first_micro_batch(base: Columns, grown: Ints) -> Ints:
+    """For every storage the one of the first micro-batch that it repeats, or grows like; -1 in clipping and the optimizer.
+
+    `grown` are the sizes of those at the other shapes. The second step repeats the first, storage by storage, and so does the second
+    micro-batch, but for places where it adds to gradients: there storages are known by their operator and size, and where that is not
+    enough to say how they grow, nothing is said.
+    """
+    addresses, known = addresses_of(base), len(grown)
+    number_of = {address: number for number, address in enumerate(addresses)}
     rounds = (max(address.round for address in addresses) + 1) // 2
+    looks = list(zip(base.operators.tolist(), base.sizes.tolist(), strict=True))
+    same = _by_place(addresses, looks)
+    alike = _alike(addresses[:known], looks, grown)
     sources = list(range(known))
-    for address in addresses[known:]:
+    for number in range(known, len(addresses)):
+        address = addresses[number]
         if address.phase in {"clip", "optimizer"}:
             sources.append(-1)
             continue
-        source = number_of.get(address._replace(round=address.round - rounds))
-        if address.phase not in {"forward", "backward"} or source is None:
+        if address.phase not in {"forward", "backward"}:
+            raise _NotPeriodicError
+        twin = number_of.get(address._replace(round=max(0, address.round - rounds)))
+        if address.round < rounds and same.get(address[:3]) != same.get((address.phase, 0, address.layer)):
+            twin = alike.get((address.phase, *looks[number]), -1)
+        source = sources[twin] if twin is not None and 0 <= twin < number else -1
+        if source < 0 or looks[source] != looks[number]:
             raise _NotPeriodicError
         sources.append(source)
-    found = np.array(sources, dtype=np.int64)
-    repeats = np.flatnonzero(found >= 0)
-    twins = found[repeats]
-    if (base.sizes[repeats] != base.sizes[twins]).any() or (base.operators[repeats] != base.operators[twins]).any():
-        raise _NotPeriodicError
+    return np.array(sources, dtype=np.int64)
+
+
+def _by_place(addresses: list[Address], looks: list[tuple[int, int]]) -> dict[tuple[object, ...], list[tuple[int, int]]]:
+    """What is born in each place, in order."""
+    found: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+    for address, look in zip(addresses, looks, strict=True):
+        found.setdefault(address[:3], []).append(look)
+    return found
+
+
+def _alike(addresses: list[Address], looks: list[tuple[int, int]], grown: Ints) -> dict[tuple[str, int, int], int]:
+    """A storage for every operator and size of the first micro-batch; -1 where storages that look the same grow differently."""
+    found: dict[tuple[str, int, int], int] = {}
+    for number, address in enumerate(addresses):
+        key = address.phase, *looks[number]
+        before = found.setdefault(key, number)
+        if before >= 0 and (grown[before] != grown[number]).any():
+            found[key] = -1
     return found
 
 

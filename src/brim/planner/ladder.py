@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from brim.planner.option import Option, Sampler, rates_of
-from brim.planner.search import _too_large
+from brim.planner.search import too_large
 from brim.planner.space import structures_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _SHARED = ("method", "precision", "checkpointing", "attention", "optimizer", "sh
 
 def ladder(request: Request) -> list[Settings]:
     """The structures that may fit, simplest first; empty where the weights alone are more than any of them can hold."""
-    return [settings for settings in rungs(request) if not _too_large(request, settings)]
+    return [settings for settings in rungs(request) if not too_large(request, settings)]
 
 
 def rungs(request: Request) -> list[Settings]:

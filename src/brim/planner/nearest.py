@@ -19,24 +19,27 @@ from brim.planner.command import flags_of
 from brim.planner.ladder import rungs
 from brim.planner.option import Option, Sampler, rates_of
 from brim.planner.request import Request, make_request
-from brim.planner.search import Found, Pick, _too_large
+from brim.planner.search import Found, Pick, too_large
 from brim.planner.space import structures_of
 from brim.sizes import format_bytes
 from brim.workload.resolve import Model
+from brim.workload.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from brim.memory.where import Where
     from brim.records import Candidate
-    from brim.workload.settings import Settings
 
 MOST_ANSWERS = 5
 _COUNTS = (2, 4, 8, 16, 32, 64)
 _MULTIPLE = 128
 _LOGITS_BYTES = 16
 """For each logit, at most: as the model makes it, in float32, its softmax and its gradient."""
-_MOST_CHUNKED_TOKENS = 4096
+_MOST_CHUNKED_TOKENS = 2048
+_MOST_CHUNKED_PARAMETERS = 4 * 10**9
+_SHORTEST_SHARE = 8
+"""A sequence shorter than this part of what was asked is not near it."""
 _STATE_BYTES = 7
 """For each parameter that trains, what 8-bit moments save of 8, with room for their blocks."""
 
@@ -49,6 +52,10 @@ class Change:
     """As keywords of `brim.plan`; what the user types."""
     request: Request
     because: str
+    structure: Settings | None = None
+    """The smallest structure, where it is known; else the last rung is tried."""
+    only_smallest: bool = False
+    """Where every micro-batch would take a trace of its own: the smallest is shown, though larger ones may fit."""
 
 
 def nearest_that_fit(request: Request) -> list[Candidate]:
@@ -65,23 +72,24 @@ def nearest_that_fit(request: Request) -> list[Candidate]:
 
 def missing_bytes(request: Request) -> int:
     """How much more memory the smallest configuration of the request needs, margin included; 0 where it fits."""
-    return max(0, _least_needed(request) - request.room_bytes)
+    return max(0, _least(request)[0] - request.room_bytes)
 
 
-def _least_needed(request: Request) -> int:
+def _least(request: Request) -> tuple[int, Settings]:
+    """Bytes of the smallest configuration, and which it is."""
     options = [Option(request, settings, *_beside(request)) for settings in _smallest(request)]
     trace_ahead([pair for option in options if (pair := option.wanted(request.cuts[0])) is not None])
-    needed: list[int] = []
+    found: list[tuple[int, Settings]] = []
     failure: BrimError | None = None
     for option in options:
         try:
-            needed.append(option.device_bytes(request.cuts[0]))
+            found.append((option.device_bytes(request.cuts[0]), option.settings))
         except BrimError as error:
-            failure = error
+            failure = error  # a model without this attention
         option.keep()
-    if not needed and failure is not None:
+    if not found and failure is not None:
         raise failure
-    return min(needed)
+    return min(found, key=lambda each: each[0])
 
 
 def _beside(request: Request) -> tuple[Sampler, Any]:
@@ -89,24 +97,24 @@ def _beside(request: Request) -> tuple[Sampler, Any]:
 
 
 def _smallest(request: Request) -> list[Settings]:
-    """The last rung, in every precision: with autocast weights are held twice, without it activations are larger."""
+    """The last rung, in every precision and attention: which of them needs least is not the same everywhere."""
     last = rungs(request)[-1]
     space = structures_of(request.pinned, request.base, request.question.model, request.where, request.vary)
-    known = {structure.settings for structure in space.structures if not structure.dominated_by}
-    words = dict.fromkeys((last.precision, *(settings.precision for settings in known)))
-    return [settings for word in words if (settings := replace(last, precision=word)) in {*known, last}]
+    known = [structure.settings for structure in space.structures if not structure.dominated_by]
+    same = [each for each in known if replace(each, precision=last.precision, attention=last.attention) == last]
+    return list(dict.fromkeys((last, *same)))
 
 
 def _tried(change: Change) -> Candidate | None:
     """With the smallest structure, which most often takes one trace; a plan on these terms may choose a faster one."""
     request = change.request
     try:
-        settings = rungs(request)[-1]
+        settings = change.structure or rungs(request)[-1]
         option = Option(request, settings, *_beside(request))
-        if _too_large(request, settings) or not option.fits(request.cuts[0]):
+        if too_large(request, settings) or not option.fits(request.cuts[0]):
             return None
         option.trace()
-        cut = option.fastest()
+        cut = request.cuts[0] if change.only_smallest else option.fastest()
     except BrimError:
         return None
     if cut is None or not option.surely_fits(cut):
@@ -157,9 +165,10 @@ def _unpinned(request: Request) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _other_terms(request: Request) -> Iterator[Change]:
-    missing = missing_bytes(request)
+    needed, smallest = _least(request)
+    missing = needed - request.room_bytes
     yield from _chunked(request, missing)
-    yield from _shorter(request)
+    yield from _shorter(request, smallest)
     yield from _other_recipe(request, missing)
     yield from _on_the_host(request)
     yield from _more_gpus(request)
@@ -167,28 +176,37 @@ def _other_terms(request: Request) -> Iterator[Change]:
 
 
 def _chunked(request: Request, missing: int) -> Iterator[Change]:
-    """Each chunk is traced, so long sequences would take long."""
+    """Each chunk and each layer are traced, so long sequences and large models would take long."""
     tokens = request.length * request.cuts[0].micro_batch
     config = request.question.config or {}
     vocabulary = (config.get("text_config") or config).get("vocab_size") or 0
     is_possible = request.base.loss == "standard" and request.base.task == "causal-lm"
-    if is_possible and tokens <= _MOST_CHUNKED_TOKENS and missing < vocabulary * tokens * _LOGITS_BYTES:
-        yield _changed(request, {"loss": "chunked"}, _("A chunked loss never holds all logits and makes the same step."))
+    is_quick = tokens <= _MOST_CHUNKED_TOKENS and _parameters(request) <= _MOST_CHUNKED_PARAMETERS
+    if is_possible and is_quick and missing < vocabulary * tokens * _LOGITS_BYTES:
+        because = _("A chunked loss never holds all logits and makes the same step.")
+        yield replace(_changed(request, {"loss": "chunked"}, because), only_smallest=True)
 
 
-def _shorter(request: Request) -> Iterator[Change]:
+def _shorter(request: Request, smallest: Settings) -> Iterator[Change]:
     """The longest multiple that fits, by halving; one trace knows most of them."""
     low, high = 0, -(-request.length // _MULTIPLE)
     while high - low > 1:
         middle = (low + high) // 2
-        shorter = _changed(request, {"seq_len": middle * _MULTIPLE}, "").request
-        settings = rungs(shorter)[-1]
-        option = Option(shorter, settings, *_beside(shorter))
-        fits = not _too_large(shorter, settings) and option.fits(shorter.cuts[0])
-        low, high = (middle, high) if fits else (low, middle)
-    if low:
-        length = low * _MULTIPLE
-        yield _changed(request, {"seq_len": length}, _("Sequences of up to {length} tokens.").format(length=length))
+        low, high = (middle, high) if _of_length(request, smallest, middle * _MULTIPLE) else (low, middle)
+    change = _of_length(request, smallest, low * _MULTIPLE)
+    if change is not None and low * _MULTIPLE * _SHORTEST_SHARE >= request.length:
+        yield change
+
+
+def _of_length(request: Request, smallest: Settings, length: int) -> Change | None:
+    """None where it does not fit, or is no length."""
+    if not length:
+        return None
+    change = _changed(request, {"seq_len": length}, _("Sequences of up to {length} tokens.").format(length=length))
+    structure = replace(smallest, seq_len=length, target_len=change.request.base.target_len)
+    option = Option(change.request, structure, *_beside(change.request))
+    fits = not too_large(change.request, structure) and option.fits(change.request.cuts[0])
+    return replace(change, structure=structure) if fits else None
 
 
 def _other_recipe(request: Request, missing: int) -> Iterator[Change]:
@@ -257,7 +275,7 @@ def _holds(request: Request, needs: dict[object, int] | None = None) -> bool:
     """Whether the smallest structure fits; `needs` keeps what cards of one kind need."""
     try:
         settings = rungs(request)[-1]
-        if _too_large(request, settings):
+        if too_large(request, settings):
             return False
         where = request.where
         key = settings, where.target, where.outside(settings.ranks)

@@ -102,6 +102,8 @@ def plan_request(request: Request, *, apply: bool = False) -> Plan:
     best = found.best
     shown = [candidate_of(request, pick, rate, best, found) for pick in ([best] if best else []) + found.others]
     alternatives = shown[1:] if best is not None else nearest_that_fit(request)
+    for option in found.options:
+        option.keep()
     return Plan(
         workload=workload_of(request, found),
         machine=machine_of(request),

@@ -11,12 +11,13 @@ from typing import TypedDict
 
 from brim.errors import UsageError
 from brim.locale import _
+from brim.machine.catalogue import generic_gpu
 from brim.planner.accumulation import calculate_gradient_accumulation
 from brim.planner.ladder import rungs
 from brim.planner.option import Option, Sampler, rates_of
 from brim.planner.request import Request, make_request
 from brim.planner.slices import Cut
-from brim.sizes import GIB, format_bytes
+from brim.sizes import format_bytes, format_count
 
 MODELS = {
     "1b": "tinyllama",
@@ -32,7 +33,6 @@ LENGTH = 512
 LARGEST = 128
 _GB = 10**9
 _ACCUMULATED = 2
-_TOKENS_NOTE = 2
 
 
 class Recommendation(TypedDict):
@@ -72,7 +72,7 @@ def recommend_batch_size(model_size: str, available_memory_gb: float, task_type:
         "gradient_accumulation_for_32": _accumulation(32, found),
         "gradient_accumulation_for_64": _accumulation(64, found),
         "fits": found > 0,
-        "assumptions": _assumptions(request, size, task),
+        "assumptions": _assumptions(option, size, task),
     }
 
 
@@ -80,8 +80,7 @@ def _request(model: str, task: str, memory_bytes: int) -> Request:
     # A micro-batch and an accumulation are named so that one structure is asked about; others are asked for by their cuts.
     return make_request(
         model,
-        memory=memory_bytes,
-        gpu=f"{max(1, memory_bytes // GIB)}GiB",
+        gpu=generic_gpu(memory_bytes),
         task=task,
         method="qlora",
         seq_len=LENGTH,
@@ -122,14 +121,18 @@ def _bytes(available_memory_gb: object) -> int:
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < math.inf:
         text = _("available_memory_gb is {given!r}, and must be a number above 0.").format(given=given)
         raise UsageError(text, hint=_('Write recommend_batch_size("7b", 24, "generation").'))
-    return int(given * _GB)
+    return max(1, int(given * _GB))
 
 
-def _assumptions(request: Request, size: str, task: str) -> list[str]:
+def _assumptions(option: Option, size: str, task: str) -> list[str]:
+    request = option.request
+    model = request.question.model
     said = [
-        _("The {size} model is {name} of the catalogue.").format(size=size, name=MODELS[size]),
+        _("The {size} model is {name} of the catalogue: {parameters} parameters, a vocabulary of {words}.").format(
+            size=size, name=MODELS[size], parameters=format_count(model.parameters()), words=model.config["vocab_size"]
+        ),
         _("QLoRA: adapters of rank 8 on a model of 4 bits, AdamW, checkpointing, {precision}.").format(
-            precision=request.base.precision
+            precision=option.settings.precision
         ),
         _("Sequences of {length} tokens, padded.").format(length=LENGTH),
         _("A GPU of this memory, of compute capability 8.0 or newer, of which {margin} stays free.").format(

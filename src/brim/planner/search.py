@@ -69,7 +69,7 @@ def search(request: Request) -> Found:
     failure: BrimError | None = None
     for structure in space.structures:
         found.considered += len(request.cuts)
-        reason = structure.dominated_by or _too_large(request, structure.settings)
+        reason = structure.dominated_by or too_large(request, structure.settings)
         if reason:
             found.passed_over[reason] = found.passed_over.get(reason, 0) + len(request.cuts)
             continue
@@ -151,7 +151,7 @@ def _smaller(best: Pick) -> list[Pick]:
     return [Pick(best.option, cut) for cut in dict.fromkeys(wanted) if 1 < cut.micro_batch < best.cut.micro_batch]
 
 
-def _too_large(request: Request, settings: Settings) -> str:
+def too_large(request: Request, settings: Settings) -> str:
     """Why it cannot fit, by its weights alone, or why the host cannot hold what it offloads; empty if it may."""
     model = request.question.model
     if not isinstance(model, Model) or model.config is None:

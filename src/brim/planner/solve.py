@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from brim.errors import UsageError
 from brim.locale import _
 from brim.memory.ahead import trace_ahead
-from brim.memory.compatibility import _longest
+from brim.memory.compatibility import longest_position
 from brim.planner.answers import Solution, Solved, SolveRow
 from brim.planner.command import command_of
 from brim.planner.ladder import ladder
@@ -239,7 +239,7 @@ def _micro_batch(model: Any, asked: dict[str, Any]) -> Found:
         option.keep()
     if not rows:
         return _nothing(request)
-    held = _("Every step has {count} micro-batches on each rank.").format(count=accumulation)
+    held = _("Micro-batches of a step on each rank: {count}.").format(count=accumulation)
     if accumulation > 1 and not asked.get("accumulation"):
         held = _(
             "Several micro-batches make a step, so gradients are held through each of them; --accumulation 1 asks otherwise."
@@ -301,7 +301,7 @@ class _Lengths:
         self._first = make_request(model, **asked, seq_len=_SHORT[-1])
         self._made: dict[int, Request] = {}
         self._options: dict[tuple[Settings, int], Option] = {}
-        found = _longest(self._first.question.config or {})
+        found = longest_position(self._first.question.config or {})
         self.positions = found[0] if found is not None else None
         self.most = min(LONGEST_SEQUENCE, self.positions or LONGEST_SEQUENCE)
 

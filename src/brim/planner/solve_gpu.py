@@ -17,7 +17,7 @@ from brim.planner.ladder import options, rungs
 from brim.planner.option import Option, Sampler, rates_of
 from brim.planner.prices import read_prices
 from brim.planner.request import Request, make_request
-from brim.planner.search import Pick, _too_large
+from brim.planner.search import Pick, too_large
 from brim.planner.solve import Found, bare_row, kind_of, row_of
 from brim.sizes import format_bytes
 
@@ -80,7 +80,7 @@ class _Cards:
     def cannot(self, gpu: GPU) -> bool:
         """Whether the weights alone rule it out, which costs nothing to know."""
         request = self.request(gpu)
-        return all(_too_large(request, settings) for settings in rungs(request))
+        return all(too_large(request, settings) for settings in rungs(request))
 
     def fits(self, gpu: GPU) -> bool:
         try:

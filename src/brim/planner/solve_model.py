@@ -16,7 +16,7 @@ from brim.planner.command import command_of
 from brim.planner.ladder import rungs
 from brim.planner.option import Option, Sampler, rates_of
 from brim.planner.request import Request, make_request
-from brim.planner.search import _too_large
+from brim.planner.search import too_large
 from brim.planner.solve import Found, bare_row
 from brim.sizes import format_bytes, format_count
 from brim.workload.cards import ModelCard, models
@@ -162,7 +162,7 @@ class _Walk:
             settings = rungs(request)[-1]
         except BrimError:
             return None
-        if _too_large(request, settings):
+        if too_large(request, settings):
             return None
         return Option(request, settings, Sampler(request), rates_of(request.where, request.host_cores))
 

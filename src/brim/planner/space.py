@@ -62,7 +62,7 @@ def structures_of(pinned: dict[str, Any], base: Settings, model: object, where: 
             first = first or error
             refused[str(error)] = refused.get(str(error), 0) + 1
             continue
-        found.setdefault(settings, Structure(settings, _dominated(settings, pinned)))
+        found.setdefault(settings, Structure(settings, _dominated(settings, pinned, where)))
     if not found:
         assert first is not None
         raise first
@@ -142,9 +142,10 @@ def _optimizers(pinned: dict[str, Any], where: Where, vary: frozenset[str]) -> l
     return [*values, *_OTHER_OPTIMIZERS] if "optimizer" in vary else values
 
 
-def _dominated(settings: Settings, pinned: dict[str, Any]) -> str:
+def _dominated(settings: Settings, pinned: dict[str, Any], where: Where) -> str:
     if settings.attention == "eager" and "attention" not in pinned:
         return _("eager attention holds the scores of all pairs of tokens, and sdpa does not")
-    if settings.optimizer == "adamw" and "optimizer" not in pinned and settings.offload == "none":
+    is_free = "optimizer" not in pinned and where.gpu is not None
+    if settings.optimizer == "adamw" and is_free and settings.offload == "none":
         return _("adamw-fused makes the same update with fewer kernels and no temporaries")
     return ""

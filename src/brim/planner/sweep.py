@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from brim.errors import UsageError
 from brim.locale import _, sentences
-from brim.machine.catalogue import find_gpu
 from brim.planner.answers import Sweep, SweepRow, Swept, Verdict
 from brim.planner.ladder import described, ladder, option_of, rungs, same_kind
 from brim.planner.plan import speed_of
@@ -130,7 +129,7 @@ def _requests(model: Any, what: Swept, values: list[str], asked: dict[str, Any])
     """One question for each value; the model is found, and data are measured, once."""
     made: list[Request] = []
     for value in values:
-        changed: dict[str, Any] = {what.replace("-", "_"): find_gpu(value) and value if what == "gpu" else int(value)}
+        changed: dict[str, Any] = {what.replace("-", "_"): value if what == "gpu" else int(value)}
         if made:
             model = made[0].question.model
             changed |= {"data": made[0].data, "tokenizer": None} if made[0].data is not None else {}
@@ -193,7 +192,7 @@ def _why(request: Request, needed: int) -> str:
     share = needed / limit
     said = {"share": share, "limit": format_bytes(limit), "missing": format_bytes(max(0, needed - limit))}
     texts: dict[Verdict, str] = {
-        "conservative": _("{share:.1%} of {limit}: half of the card is idle."),
+        "conservative": _("{share:.1%} of {limit}: more than half is idle."),
         "balanced": _("{share:.1%} of {limit}: room for more, or for longer sequences."),
         "recommended": _("{share:.1%} of {limit}: well filled, with room for what an estimate does not see."),
         "aggressive": _("{share:.1%} of {limit}: little is left for what an estimate does not see."),

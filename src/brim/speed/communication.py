@@ -48,7 +48,7 @@ def traffic(settings: Settings, rates: Rates, *, parameters: int, trainable: int
     link = link_bytes_per_second(settings, rates)
     ring = (ranks - 1) / ranks
     latency = constants.PAIR_LATENCY_SECONDS * (ranks - 1)
-    weights = parameters * _weight_bytes(settings)
+    weights = parameters * _held_bytes(settings)
     gradients = trainable * (_weight_bytes(settings) if settings.sharding in _ENGINES else _gradient_bytes(settings))
     scatter = ring * gradients / link + latency if ranks > 1 else 0.0
     gather_trained = ring * trainable * _weight_bytes(settings) / link + latency if ranks > 1 else 0.0
@@ -71,6 +71,11 @@ def link_bytes_per_second(settings: Settings, rates: Rates) -> float:
         return rates.peer_bytes_per_second
     # One ring crosses each node's link once in and once out, whatever the number of GPUs inside.
     return min(rates.peer_bytes_per_second, constants.LINK_SHARE * constants.NODE_LINK_BYTES_PER_SECOND)
+
+
+def _held_bytes(settings: Settings) -> float:
+    """Of a weight as it is gathered: a quantised base travels as it is stored."""
+    return {"qlora": 0.5, "lora-8bit": 1.0}.get(settings.method, float(_weight_bytes(settings)))
 
 
 def _weight_bytes(settings: Settings) -> int:

@@ -22,12 +22,15 @@ the share of the power that it would need. One measured card a line: V100S 89 of
 H100 SXM 760 to 790 of 989, B200 1630 to 1700 of 2250, RTX PRO 6000 315 (fp16) to 418 (bf16) of 504
 (zzc0721/torch-performance-test-data, database.md), A100 SXM 268 to 271 of 312 (stas00/ml-engineering, compute/accelerator, MAMF table).
 T4: 24 of 65 when it goes on (forums.developer.nvidia.com/t/264462), 42 in bursts (database.md); taken as 32, since a step is not all
-products. Cards that were not used for it: A100 PCIe 253 to 256 measured, 243 by this; RTX 4090 159 to 173, 165; RTX 3090 76, 71;
+products. Cards that were not used for it: A100 PCIe 253 to 256 measured, 244 by this; RTX 4090 159 to 173, 165; RTX 3090 76, 71;
 RTX 5090 224 to 242, 203; H20 142, 148. No measurement of an A10 or an L4 was found."""
+
+AMD_MATMUL_SHARE = 0.7
+"""The best product of an AMD card against its data sheet: MI300X 782 of 1300, MI250X 147 of 192 (stas00/ml-engineering, MAMF table)."""
 
 PLAIN_FLOPS_SHARE = 0.7
 """Of the float32 peak, where no tensor cores work: median of 14 chips in zzc0721/torch-performance-test-data, database.md; 0.5 to 0.7 where
-the peak counts two float32 units a lane (RTX 30, 40, 50, L40S) and on the T4, 0.8 to 0.95 on V100 and A100."""
+the peak counts two float32 units a lane (RTX 30, 40, 50, L40S) and on the T4, 0.8 to 0.98 on V100 and A100."""
 
 ATTENTION_SHARE = 0.55
 """Of the rate of large products, fused attention. FlashAttention-2 reaches 0.50 to 0.73 of an A100's peak, the less the shorter the
@@ -36,7 +39,7 @@ TFLOP/s forward on an RTX 4090 (DefTruth/faster-prefill-attention, release 0.0.1
 
 BANDWIDTH_SHARE = 0.80
 """Of the memory's peak, kernels that only move bytes. Copies on T4 0.75, A100 0.74 to 0.89, RTX 4090 0.91, H100 NVL 0.78 (BabelStream's
-triad 0.84): router-gao/cuda-demo, 02-cuda-bandwidth.md, and outputs of such programs in public repositories."""
+triad 0.84): T4 and the lower A100 from router-gao/cuda-demo, 02-cuda-bandwidth.md; the others from printed outputs without a name."""
 
 KERNEL_SECONDS = 2.5e-6
 """Start and end of one kernel on the device. No source found; chosen."""

@@ -83,6 +83,7 @@ def rates_of_gpu(gpu: GPU) -> Rates:
 
 
 _UNKNOWN_FP32 = 20e12
+_UNKNOWN_HALF = 80e12
 _UNKNOWN_BANDWIDTH = 600e9
 """A card of which only the memory is known counts as a middling one: times are then for comparison only."""
 
@@ -93,12 +94,15 @@ def _reached(link_bytes_per_second: float | None) -> float | None:
 
 def _tensor_flops(gpu: GPU) -> float:
     """Half precision: the data sheet's peak, as far as the power limit sustains it."""
-    peak = gpu.dense_flops.get("fp16") or gpu.dense_flops.get("bf16") or 0.0
+    unknown = 0.0 if gpu.dense_flops else _UNKNOWN_HALF
+    peak = gpu.dense_flops.get("fp16") or gpu.dense_flops.get("bf16") or unknown
     return constants.MATMUL_SHARE * peak * _powered_share(gpu, peak)
 
 
 def _powered_share(gpu: GPU, peak: float) -> float:
     """Of the peak: the cube root of the power that there is over the power that it takes."""
+    if gpu.vendor == "amd":
+        return constants.AMD_MATMUL_SHARE
     needed = _watts_per_tflop(gpu.sm)
     if needed is None or not gpu.watts or not peak:
         return 1.0

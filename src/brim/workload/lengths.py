@@ -25,7 +25,7 @@ from brim.locale import _
 from brim.workload.columns import Layout
 from brim.workload.reading import read_rows
 from brim.workload.records import LengthCount
-from brim.workload.resolve import _answers as hub_answers
+from brim.workload.resolve import hub_answers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -286,7 +286,7 @@ def _has_weights(folder: Path) -> bool:
 def _download_config(given: str) -> Path:
     from huggingface_hub import constants, errors, hf_hub_download
 
-    if not constants.is_offline_mode() and not _answers(constants.ENDPOINT):
+    if not constants.is_offline_mode() and not hub_answers(constants.ENDPOINT):
         text = _("{given} is not in brim's catalogue, not on this disk, and {hub} does not answer.")
         raise _unknown(given, text.format(given=given, hub=constants.ENDPOINT))
     try:
@@ -311,7 +311,7 @@ def _download_config(given: str) -> Path:
         raise _unknown(given, text.format(given=given, why=_told(error))) from error
 
 
-def _answers(endpoint: str) -> bool:
+def hub_answers(endpoint: str) -> bool:
     """Whether the Hub's address can be reached at all: its own client would try for half a minute."""
     proxies = ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
     if any(os.environ.get(name) for name in proxies):

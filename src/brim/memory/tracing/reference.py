@@ -61,7 +61,7 @@ class Traced:
 
 
 def trace_step(setup: Setup, target: Target, *, whole: bool = True) -> Traced:
-    """Build the model on no memory and run two steps of it; if not `whole`, only to the end of the first one's backward."""
+    """Build the model on no memory and run two steps of it; if not `whole`, only to the end of the first backward."""
     model = build_model(setup, backend=target.backend)
     batch = make_batch(setup)
 
@@ -144,7 +144,7 @@ class Stage:
             prepare(tracer)
             rounds = 0
             for _step in range(2):
-                for _micro in range(min(2, recipe.accumulation)):
+                for _micro in range(min(2, recipe.accumulation) if whole else 1):
                     self._micro_step(recipe, forward, rounds)
                     rounds += 1
                 if not whole:
