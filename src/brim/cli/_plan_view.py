@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from brim.cli._output import Column, bar, grid, line_width, show, table
-from brim.locale import _
+from brim.locale import _, sentences
 from brim.sizes import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -206,9 +206,8 @@ def _data_line(data: DataReport) -> str:
         longest=data.longest_tokens,
         how=data.counted_by,
     )
-    if data.cut:
-        line += " " + _("{count:,} ({share:.1%}) are cut.").format(count=data.cut, share=data.cut / data.sequences)
-    return line
+    cut = _("{count:,} ({share:.1%}) are cut.").format(count=data.cut, share=data.cut / data.sequences) if data.cut else ""
+    return sentences(line, cut)
 
 
 def _padding(data: DataReport) -> Table:

@@ -64,7 +64,7 @@ SEARCH_OPTIONS = (
         metavar="WORDS",
         help=N_("What of the recipe may change: optimizer, method, offload, precision. Default: nothing."),
     ),
-    option("--margin", metavar="X", help=N_("Memory that stays free: 5% or 1GiB. Default: by the uncertainty of the estimate.")),
+    option("--margin", metavar="X", help=N_("Memory that stays free: 1GiB or 5%. Default: by the uncertainty of the estimate.")),
     option(
         "--solve",
         type=click.Choice(["micro-batch", "seq-len", "model", "gpu"]),
@@ -90,8 +90,8 @@ SEARCH_OPTIONS = (
 @verb(
     N_(
         "Choose the fastest configuration that fits, without a GPU, at exactly the effective batch you ask for.\n\nMODEL is a catalogue "
-        "name, a Hub id, a folder, a config.json, or module:function. What you give is pinned, the rest is chosen. Exit code 1: nothing "
-        "fits; the answer then says how many bytes are missing and what would fit."
+        "name, a Hub id, a folder, a config.json, or module:function. What you give is pinned; the rest is chosen, whatever default is "
+        "named below. Exit code 1: nothing fits; the answer then says how many bytes are missing and what would fit."
     )
 )
 @click.argument("model", required=False)

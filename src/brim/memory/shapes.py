@@ -5,8 +5,8 @@ dimensions: a constant, times a power of the batch, times a power of the length.
 fourth confirms), and any other shape is then a matter of multiplication: hundreds of configurations from a handful of traces. The few
 small storages that are no product (labels with one token more) are straight lines between the four.
 
-Only one of the four must be whole. Clipping and the optimizer see parameters and no tokens, and what runs after the first micro-batch is its
-forward and backward again, which the whole trace shows; so the others may stop after the first backward.
+Only one of the four must be whole. Clipping and the optimizer see parameters and no tokens, and what runs after the first micro-batch is
+its forward and backward again, which the whole trace shows; so the others may stop after the first backward.
 
 Where the events are not the same at all four points, or more than a hundredth of the bytes is unexplained, the shape must be traced.
 """

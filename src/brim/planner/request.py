@@ -268,7 +268,7 @@ def _read_margin(asked: str | float, limit: int) -> int:
             return int(float(asked) * limit)
         return parse_size(asked)
     except ValueError as error:
-        text = _("--margin {asked!r} is not possible; write 5% or 1GiB.")
+        text = _("--margin {asked!r} is not possible; write 1GiB or 5%.")
         raise UsageError(text.format(asked=asked)) from error
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from brim.errors import BrimError, UsageError
-from brim.locale import _
+from brim.locale import _, sentences
 from brim.memory.ahead import trace_ahead
 from brim.planner.command import command_of
 from brim.planner.ladder import rungs
@@ -196,4 +196,4 @@ def _why(group: _Group, request: Request, needed: int) -> str:
     text = _("{size} parameters: {needed} of {limit}.").format(
         size=size, needed=format_bytes(needed), limit=format_bytes(request.where.limit_bytes)
     )
-    return text if not group.others else f"{text} " + _("As large: {names}.").format(names=", ".join(group.others))
+    return sentences(text, _("As large: {names}.").format(names=", ".join(group.others)) if group.others else "")

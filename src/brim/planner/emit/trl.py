@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from brim.errors import UnsupportedError
-from brim.locale import _
+from brim.locale import _, sentences
 from brim.planner.emit import arguments, launchers, sft
 from brim.planner.emit.files import Files
 from brim.planner.emit.recipe import LORA_ALPHA, Recipe
@@ -40,7 +40,7 @@ def files(recipe: Recipe) -> Files:
         settings["use_cpu"] = True
     how = _("In this folder: {command}").format(command=f"trl sft --config {NAME}")
     if recipe.plan.machine.nodes > 1:
-        how += " " + _("On each node add --machine_rank, --main_process_ip and --main_process_port.")
+        how = sentences(how, _("On each node add --machine_rank, --main_process_ip and --main_process_port."))
     return Files({NAME: yaml_text(head(recipe, how, *notes), settings), **sft.engine_files(recipe)}, (*recipe.notes, *notes))
 
 
