@@ -220,15 +220,8 @@ def _padding(data: DataReport) -> Table:
 def _advice(advice: tuple[Advice, ...]) -> list[str]:
     from brim.planner.schedule import format_setting
 
-    text = _("  - {setting}: {now} -> {then}. {reason} ({source})")
     return [
-        text.format(
-            setting=each.setting,
-            now=format_setting(each.now),
-            then=format_setting(each.then),
-            reason=each.reason,
-            source=each.source,
-        )
+        f"  - {each.setting}: {format_setting(each.now)} -> {format_setting(each.then)}. {each.reason} ({each.source})"
         for each in advice
     ]
 

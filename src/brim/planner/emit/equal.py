@@ -28,7 +28,8 @@ def equal_cut(configuration: Configuration) -> Equal:
     """The largest equal micro-batches that are no larger than the plan's."""
     effective, ranks = configuration.effective_batch, configuration.world_size
     if effective % ranks:
-        names = _(" or ").join(str(size) for size in nearest_multiples(effective, ranks))
+        first, *more = nearest_multiples(effective, ranks)
+        names = _("{first} or {second}").format(first=first, second=more[0]) if more else str(first)
         text = _("{effective} sequences do not divide by {ranks} GPUs, and this format takes equal micro-batches only.")
         hint = _("Take --effective-batch {sizes}, or train with brim, which cuts {effective} exactly.")
         raise UnsupportedError(text.format(effective=effective, ranks=ranks), hint=hint.format(sizes=names, effective=effective))

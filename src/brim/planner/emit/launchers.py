@@ -65,7 +65,7 @@ def accelerate_text(recipe: Recipe) -> str:
         settings["deepspeed_config"] = {"deepspeed_config_file": deepspeed.NAME, "zero3_init_flag": zero3}
     if recipe.is_fsdp:
         settings["fsdp_config"] = _fsdp(recipe)
-    return yaml_text(head(recipe, _("accelerate launch --config_file accelerate.yaml train.py"), *_notes(recipe)), settings)
+    return yaml_text(head(recipe, "accelerate launch --config_file accelerate.yaml train.py", *_notes(recipe)), settings)
 
 
 def _distributed_type(recipe: Recipe) -> str:
