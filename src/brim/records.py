@@ -183,6 +183,8 @@ class Plan(Record):
     """Where nothing fits: how much more the smallest configuration would need, margin included."""
     data: DataReport | None = None
     advice: tuple[Advice, ...] = ()
+    hints: tuple[str, ...] = ()
+    """What was not allowed, or not tried, and would help."""
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     brim_version: str = ""

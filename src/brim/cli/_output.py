@@ -41,10 +41,14 @@ def working(text: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    from rich.console import Console
-
-    with Console(stderr=True, highlight=False, emoji=False, markup=False).status(text):
+    # No spinner: it would need a thread, and a plan forks to use all cores.
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    try:
         yield
+    finally:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
 
 
 def show(*renderables: RenderableType) -> None:

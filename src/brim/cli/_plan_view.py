@@ -26,6 +26,8 @@ def show_plan(plan: Plan, *, command_line: str) -> None:
         show(grid(_chosen(plan, plan.best), indent=0), "", _("Because"), *(f"  - {text}" for text in plan.best.reasons))
         if plan.alternatives:
             show("", _("Memory against time (* nothing is both smaller and faster)"), _alternatives(plan))
+    if plan.hints:
+        show("", _("Would help"), *(f"  - {text}" for text in plan.hints))
     if plan.data is not None and plan.data.source:
         show("", _data_line(plan.data), _padding(plan.data))
     if plan.advice:
@@ -69,13 +71,16 @@ def _chosen(plan: Plan, best: Candidate) -> list[tuple[str, str]]:
         how.append(f"{best.sharding} x {best.world_size}")
     if best.offload != "none":
         how.append(_("offload {word}").format(word=best.offload))
-    seconds = _("{seconds:.3g} s a step, {tokens} tokens/s").format(
-        seconds=speed.step_seconds, tokens=f"{speed.tokens_per_second:,.0f}"
+    seconds = _("{time} a step, {tokens} tokens/s").format(
+        time=format_seconds(speed.step_seconds), tokens=f"{speed.tokens_per_second:,.0f}"
     )
     if speed.steps_per_epoch is not None and speed.epoch_seconds is not None:
         seconds += _(", {steps} steps and {time} an epoch").format(
             steps=speed.steps_per_epoch, time=format_seconds(speed.epoch_seconds)
         )
+        if plan.workload.epochs != 1:
+            total = format_seconds(speed.epoch_seconds * plan.workload.epochs)
+            seconds += _(", {time} for {count:g} epochs").format(time=total, count=plan.workload.epochs)
     loader = _("{workers} workers").format(workers=best.num_workers)
     if best.prefetch_factor is not None:
         loader += _(", prefetch {count}").format(count=best.prefetch_factor)
@@ -148,7 +153,7 @@ def _alternatives(plan: Plan) -> Table:
         row += [
             format_bytes(each.memory.peak_device_bytes),
             f"{each.memory.peak_device_bytes / each.memory.limit_bytes:.0%}",
-            f"{each.speed.step_seconds:.3g}",
+            f"{each.speed.step_seconds:,.3g}" if each.speed.step_seconds < 999.5 else f"{each.speed.step_seconds:,.0f}",
             f"{each.speed.step_seconds / best.speed.step_seconds:.2f}x",
         ]
         rows.append(row)
@@ -184,19 +189,18 @@ def _show_nothing_fits(plan: Plan, command_line: str) -> None:
     for each in plan.alternatives:
         assert each.memory is not None
         assert each.speed is not None
-        figures = _("micro-batch {micro} x accumulation {accumulation} x {ranks}, {size}, {seconds:.3g} s a step").format(
-            micro=each.micro_batch,
-            accumulation=each.accumulation,
-            ranks=each.world_size,
+        figures = _("{slices}, {size}, {time} a step").format(
+            slices=_slices(each),
             size=format_bytes(each.memory.peak_device_bytes),
-            seconds=each.speed.step_seconds,
+            time=format_seconds(each.speed.step_seconds),
         )
         show(*(f"  {text}" for text in each.reasons), f"    {figures}")
 
 
 def _data_line(data: DataReport) -> str:
     text = _(
-        "{sequences:,} sequences, {tokens} tokens: median {median}, 95 percent within {p95}, longest {longest}; counted by {how}."
+        "{sequences:,} sequences (source and target together), {tokens} tokens: median {median}, 95 percent within {p95}, longest "
+        "{longest}; counted by {how}."
     )
     line = text.format(
         sequences=data.sequences,
@@ -248,6 +252,7 @@ def show_sweep(found: Sweep) -> None:
     """One row each."""
     shared = ", ".join(value for value in found.structure.values() if value not in {"", "none"})
     show(_("{model}, {structure}, on {device}").format(model=found.model, structure=shared, device=found.device), "")
+    has_rates = any(row.learning_rate_factor != 1 or row.learning_rate is not None for row in found.rows)
     headings = {"micro-batch": _("Micro-batch"), "seq-len": _("Length"), "gpu": _("GPU")}
     columns = (
         Column(headings[found.what], right=found.what != "gpu"),
@@ -258,18 +263,24 @@ def show_sweep(found: Sweep) -> None:
         Column("", rank=3),
         Column(_("Steps"), right=True),
         Column(_("Epoch"), right=True),
+        Column(_("Tokens/s"), right=True),
         Column(_("Speed"), right=True),
-        Column(_("LR"), right=True, rank=2),
+        *((Column(_("LR"), right=True, rank=2),) if has_rates else ()),
         Column(_("Verdict")),
         Column(_("Because"), rank=4),
     )
-    show(table(columns, [_sweep_row(row, found.what) for row in found.rows]))
+    show(table(columns, [_sweep_row(row, found.what, has_rates=has_rates) for row in found.rows]))
     for text in found.reasons:
         show("", text)
-    show("", _("Assumed"), *(f"  - {text}" for text in found.assumptions))
+    _show_assumptions(found.assumptions)
 
 
-def _sweep_row(row: SweepRow, what: str) -> list[str]:
+def _show_assumptions(assumptions: tuple[str, ...]) -> None:
+    if assumptions:
+        show("", _("Assumed"), *(f"  - {text}" for text in assumptions))
+
+
+def _sweep_row(row: SweepRow, what: str, *, has_rates: bool) -> list[str]:
     words = {
         "conservative": _("conservative"), "balanced": _("balanced"), "recommended": _("recommended"),
         "aggressive": _("aggressive"), "limit": _("limit"), "does-not-fit": _("does not fit"),
@@ -284,8 +295,9 @@ def _sweep_row(row: SweepRow, what: str) -> list[str]:
         bar(row.share, width=_NARROWEST_BAR) if row.fits else "█" * (_NARROWEST_BAR - 1) + "▶",
         str(row.steps_per_epoch or "-"),
         format_seconds(row.epoch_seconds) if row.epoch_seconds is not None else "-",
+        f"{row.tokens_per_second:,.0f}" if row.tokens_per_second is not None else "-",
         f"{row.speed:.2f}x" if row.speed is not None else "-",
-        rate,
+        *((rate,) if has_rates else ()),
         words[row.verdict],
         row.reason,
     ]
@@ -293,10 +305,11 @@ def _sweep_row(row: SweepRow, what: str) -> list[str]:
 
 def show_solution(found: Solution) -> None:
     """The answer, and the runners-up."""
+    has_prices = any(row.price_per_hour is not None for row in found.answers)
     questions = {
         "micro-batch": _("The largest micro-batch that fits"),
         "seq-len": _("The longest sequence that fits"),
-        "gpu": _("The smallest GPU that does it"),
+        "gpu": _("The cheapest GPU that does it") if has_prices else _("The smallest GPU that does it"),
         "model": _("The largest model of the catalogue that fits"),
     }
     about = ", ".join(word for word in (found.model, found.device) if word)
@@ -311,7 +324,7 @@ def show_solution(found: Solution) -> None:
     for row in found.answers:
         if row.command:
             show("", row.command)
-    show("", _("Assumed"), *(f"  - {text}" for text in found.assumptions))
+    _show_assumptions(found.assumptions)
 
 
 def _solve_table(rows: list[SolveRow], answers: int) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -130,7 +131,11 @@ def _check(
     if (emit is not None or output is not None) and (solve is not None or sweep is not None):
         raise UsageError(_("--emit and -o write a plan, and --solve and --sweep make none."))
     named = device.get("gpu"), device.get("memory"), device.get("device")
-    asks_for_gpus = solve == "gpu" or (sweep or "").startswith("gpu:")
+    asks_for_gpus = solve == "gpu" or (sweep or "").strip().startswith("gpu:")
+    if output is not None and not output.strip():
+        raise UsageError(_("-o needs the name of a folder."))
+    if device.get("apply") and not (device.get("learning_rate") and device.get("from_batch")):
+        raise UsageError(_("--apply needs --learning-rate and --from-batch: there is nothing to apply."))
     if asks_for_gpus and any(named):
         raise UsageError(_("The GPU is what is asked for: leave --gpu, --memory and --device out."))
     if not asks_for_gpus and not any(named):
@@ -153,14 +158,15 @@ def _plan(ctx: click.Context, model: str | None, emit: Any, output: str | None, 
     assert model is not None
     with working(_("Planning {model} ...").format(model=model)):
         found = plan(model, **given)
-    if emit is not None or output is not None:
-        _write(found, emit, output, given.get("data"))
-    if as_json:
-        print_json(found.to_dict())
-    else:
+    document = found.to_dict()
+    if not as_json:
         from brim.cli._plan_view import show_plan
 
         show_plan(found, command_line=_command_line(model))
+    if emit is not None or output is not None:
+        _write(found, emit, output, given.get("data"))
+    if as_json:
+        print_json(document)
     ctx.exit(0 if found.fits else 1)
 
 
@@ -218,4 +224,4 @@ def _solve(ctx: click.Context, model: str | None, what: str, price: str | None, 
 def _command_line(model: str) -> str:
     """What was typed, so that an answer can be appended to it."""
     words = sys.argv[1:]
-    return " ".join(["brim", *words]) if words[:1] == ["plan"] else f"brim plan {model}"
+    return shlex.join(["brim", *words]) if words[:1] == ["plan"] else shlex.join(["brim", "plan", model])

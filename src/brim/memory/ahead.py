@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 import warnings
 from typing import TYPE_CHECKING
@@ -36,7 +37,8 @@ def trace_ahead(wanted: Sequence[tuple[Setup, Target]]) -> None:
     if len(shares) < 2:
         return
     _import_everything()
-    processes = [multiprocessing.get_context("fork").Process(target=_trace, args=(share,), daemon=True) for share in shares[1:]]
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=_in_child, args=(share, os.getpid()), daemon=True) for share in shares[1:]]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and newer warn of forks beside native threads
         for process in processes:
@@ -69,6 +71,14 @@ def _trace(share: Sequence[tuple[Setup, Target]]) -> None:
             obtain_family(setup, target)
         except Exception:  # noqa: BLE001, S112 (whoever asks for it meets it again, and says it)
             continue
+
+
+def _in_child(share: Sequence[tuple[Setup, Target]], parent: int) -> None:
+    """Ctrl-C is the parent's business; a parent that is gone needs no more families."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for pair in share:
+        if os.getppid() == parent:
+            _trace([pair])
 
 
 def _import_everything() -> None:

@@ -77,6 +77,7 @@ def obtain(setup: Setup, target: Target, *, cache: bool = True) -> Obtained:
     return Obtained(traced.trace, facts_of(traced), traced.work)
 
 
+_REFUSAL = "refusal"
 _families: dict[str, Family] = {}
 _MOST_FAMILIES = 64
 
@@ -89,13 +90,20 @@ def obtain_family(setup: Setup, target: Target, *, cache: bool = True) -> Family
     setup, name, is_one_of_many = _named(setup, target, cache=cache)
     if name in _families:
         return _families[name]
-    family = _stored_family(load(name)) if cache else None
+    stored = load(name) if cache else None
+    if stored is not None and _REFUSAL in stored:
+        raise UnsupportedError(*json.loads(stored[_REFUSAL].tobytes()))
+    family = _stored_family(stored)
     if family is None:
         try:
             with quiet(), traceable():
                 family = trace_family(setup, target, one_length=not is_one_of_many)
         except NotAProductError:
             return None
+        except UnsupportedError as error:
+            if cache and setup.attention == "flash2":  # found out by building the model, which takes as long as all the rest
+                store(name, {_REFUSAL: np.frombuffer(json.dumps([error.message]).encode(), dtype=np.uint8)})
+            raise
         if cache:
             store(name, family.to_arrays())
     if len(_families) >= _MOST_FAMILIES:

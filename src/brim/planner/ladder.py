@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from brim.planner.option import Option, Sampler, rates_of
-from brim.planner.search import too_large
+from brim.planner.search import host_allows, too_large
 from brim.planner.space import structures_of
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def rungs(request: Request) -> list[Settings]:
     space = structures_of(request.pinned, request.base, request.question.model, request.where, request.vary)
     listed = [structure.settings for structure in space.structures if not structure.dominated_by]
     listed = listed or [structure.settings for structure in space.structures]
+    listed = [settings for settings in listed if host_allows(request, settings)] or listed
     usual = _usual_precision(request, [settings for settings in listed if _is_usual(request, settings)] or listed)
     return sorted(usual, key=lambda settings: _rank(request, settings))
 

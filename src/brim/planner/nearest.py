@@ -111,10 +111,10 @@ def _tried(change: Change) -> Candidate | None:
     try:
         settings = change.structure or rungs(request)[-1]
         option = Option(request, settings, *_beside(request))
-        if too_large(request, settings) or not option.fits(request.cuts[0]):
+        if too_large(request, settings) or not option.smallest_fits():
             return None
         option.trace()
-        cut = request.cuts[0] if change.only_smallest else option.fastest()
+        cut = request.cuts[0] if change.only_smallest and option.fits(request.cuts[0]) else option.fastest()
     except BrimError:
         return None
     if cut is None or not option.surely_fits(cut):
@@ -205,7 +205,7 @@ def _of_length(request: Request, smallest: Settings, length: int) -> Change | No
     change = _changed(request, {"seq_len": length}, _("Sequences of up to {length} tokens.").format(length=length))
     structure = replace(smallest, seq_len=length, target_len=change.request.base.target_len)
     option = Option(change.request, structure, *_beside(change.request))
-    fits = not too_large(change.request, structure) and option.fits(change.request.cuts[0])
+    fits = not too_large(change.request, structure) and option.smallest_fits()
     return replace(change, structure=structure) if fits else None
 
 
@@ -264,7 +264,10 @@ def _larger_gpu(request: Request) -> Iterator[Change]:
         if request.base.gpus > 1:
             said["gpus"] = request.base.gpus
         change = _changed(
-            request, said, _("The smallest card of the catalogue that holds it: {gpu}.").format(gpu=gpu.label), where=where
+            request,
+            said,
+            _("The smallest card of the catalogue that holds it in half precision: {gpu}.").format(gpu=gpu.label),
+            where=where,
         )
         if _holds(change.request, needs):
             yield change

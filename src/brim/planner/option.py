@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from brim.memory.footprint import Footprint
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 Shapes = list[list[list[tuple[int, float]]]]
 _ALONE_SAVES_AT_MOST = 1.25
 """One sequence alone has needed down to 0.8 of what the trace of several says of it; beyond this it is not tried."""
+_EMULATED_SHARE = 0.5
+"""Of the float32 rate. Chosen: every operand is cast there and back."""
 _TRAINED_BYTES = {"bf16": 2, "fp16": 2}
 
 
@@ -63,6 +66,14 @@ def rates_of(where: Where, cores: float | None = None) -> Rates:
     return rates_of_cpu(cores or host().cores)
 
 
+def _with_emulated_bf16(rates: Rates, where: Where, settings: Settings) -> Rates:
+    """A card without bfloat16 computes it in float32, and casts on the way."""
+    gpu = where.gpu
+    if gpu is None or gpu.bf16 or gpu.vendor == "unknown" or not settings.precision.endswith("bf16"):
+        return rates
+    return replace(rates, flops={**rates.flops, "half": _EMULATED_SHARE * rates.flops["fp32"]})
+
+
 class Option:
     """One structure."""
 
@@ -74,7 +85,8 @@ class Option:
         # Gradients of the first micro-batch live through the forward of the second: one micro-batch alone is another structure.
         self._several = self._footprint(accumulation=2)
         self._alone = self._footprint(accumulation=1)
-        self._rates = rates
+        self._rates = _with_emulated_bf16(rates, request.where, settings)
+        self._refused: set[Cut] = set()
         self.fitting: int | None = None
         """How many cuts fit, once that is known."""
 
@@ -86,9 +98,6 @@ class Option:
         self.attention = facts.attention or "none"
         self.attention_kernel = footprint.attention_kernel
         self.total_parameters, self.trainable_parameters = facts.total_parameters, facts.trainable_parameters
-        self.gradient_bytes = facts.trainable_parameters * _TRAINED_BYTES.get(
-            settings.precision if settings.method == "full" else "", 4
-        )
         moved = traffic(settings, rates, parameters=facts.total_parameters, trainable=facts.trainable_parameters)
         roofline = Roofline(footprint.work, rates)
         self.speed = StepSpeed(roofline, moved, self.gradient_bytes, request.length)
@@ -107,6 +116,8 @@ class Option:
 
     def fits(self, cut: Cut) -> bool:
         """Whether what it needs, and the margin, is there."""
+        if cut in self._refused:
+            return False
         room = self.request.room_bytes
         size = cut.micro_batch
         if size == 1 and len(self.request.cuts) > 1:
@@ -125,7 +136,9 @@ class Option:
 
     def surely_fits(self, cut: Cut) -> bool:
         """The same, without a bound: what is shown has been looked at itself."""
-        return self.device_bytes(cut) <= self.request.room_bytes
+        if self.device_bytes(cut) > self.request.room_bytes:
+            self._refused.add(cut)
+        return cut not in self._refused
 
     def device_bytes(self, cut: Cut) -> int:
         """What nvidia-smi would show at the peak."""
@@ -136,11 +149,11 @@ class Option:
         return self._of(cut).prediction(cut.micro_batch)
 
     def largest_fitting(self, guess: int | None = None) -> int:
-        """How many of the cuts fit, from the smallest on, found by halving: what it says never shrinks as the limit grows.
+        """How many of the cuts that accumulate fit, from the smallest on, found by halving: it never shrinks as the limit grows.
 
         `guess` is where a structure of the same kind ended: the search begins there.
         """
-        low, high = 0, len(self.request.cuts)
+        low, high = 0, len(self.request.cuts) - (self._single is not None)
         nearby = [] if guess is None else [guess - 1, guess]
         while low < high:
             middle = nearby.pop() if nearby else (low + high) // 2
@@ -155,11 +168,24 @@ class Option:
     def fastest(self, guess: int | None = None) -> Cut | None:
         """The fastest cut that fits."""
         self.fitting = self.largest_fitting(guess)
-        fitting = self.request.cuts[: self.fitting]
-        for cut in sorted(fitting, key=self.seconds):
-            if self.fits(cut):
-                return cut
-        return None
+        fitting = [*self.request.cuts[: self.fitting], *([self._single] if self._single is not None else ())]
+        return next((cut for cut in sorted(fitting, key=self.seconds) if self.fits(cut)), None)
+
+    def smallest_fits(self) -> bool:
+        """Whether any cut does: the smallest micro-batches need least, unless gradients that wait for the next one weigh more."""
+        return self.fits(self.request.cuts[0]) or (self._single is not None and self.fits(self._single))
+
+    @property
+    def _single(self) -> Cut | None:
+        """The cut without accumulation, whose gradients do not live through another forward."""
+        last: Cut = self.request.cuts[-1]
+        return last if last.accumulation == 1 else None
+
+    @cached_property
+    def gradient_bytes(self) -> int:
+        """Of all that trains."""
+        each = _TRAINED_BYTES.get(self.settings.precision if self.settings.method == "full" else "", 4)
+        return self._of(self.request.cuts[0]).facts.trainable_parameters * each
 
     def bound(self) -> float:
         """The least seconds that it could take if memory were no matter."""

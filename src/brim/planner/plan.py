@@ -10,7 +10,7 @@ from brim.machine.records import Accelerator, Machine
 from brim.planner.host import HostSide, host_side
 from brim.planner.nearest import missing_bytes, nearest_that_fit
 from brim.planner.padding import report
-from brim.planner.reasons import assumptions_of, reasons_of, warnings_of
+from brim.planner.reasons import assumptions_of, hints_of, reasons_of, warnings_of
 from brim.planner.request import Request, make_request
 from brim.planner.schedule import follow_up
 from brim.planner.search import Found, Pick, host_bytes, search
@@ -115,6 +115,7 @@ def plan_request(request: Request, *, apply: bool = False) -> Plan:
         missing_bytes=missing_bytes(request) if best is None else 0,
         data=data_of(request, best),
         advice=advice,
+        hints=tuple(hints_of(request, best)),
         assumptions=tuple(assumptions_of(request, found)),
         warnings=tuple(warnings_of(request, best)),
         brim_version=__version__,
@@ -222,6 +223,7 @@ def workload_of(request: Request, found: Found) -> Workload:
         optimizer=base.optimizer,
         loss=base.loss,
         learning_rate=request.learning_rate,
+        warmup_steps=request.warmup_steps,
         max_grad_norm=base.max_grad_norm,
     )
 

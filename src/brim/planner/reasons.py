@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from brim.planner.search import Found, Pick
     from brim.records import MemoryPrediction
 
-_MUCH = 0.15
-"""Of the peak: logits that take more than this are worth a word."""
+_MUCH = 0.10
+"""Of the limit: logits that take more than this are worth a word."""
+_LOGITS_BYTES = 10
+"""For each logit of a micro-batch, at the peak: half precision, float32, and the gradient of that."""
 
 
 def reasons_of(
@@ -31,18 +33,13 @@ def reasons_of(
         return
     yield _why_slices(request, pick)
     yield _why_micro_batch(request, pick)
-    yield _("{needed} predicted and {margin} of margin are within {limit}: {because}.").format(
+    yield _("{needed} predicted and {margin} that stay free are within {limit}. The margin: {because}.").format(
         needed=format_bytes(memory.peak_device_bytes),
         margin=format_bytes(request.margin.bytes),
         limit=format_bytes(request.where.limit_bytes),
         because=request.margin.because,
     )
     yield from _why_choices(request, pick, found)
-    logits = memory.by_kind.get("logits", 0)
-    if logits > _MUCH * memory.peak_device_bytes and request.base.loss == "standard" and request.base.task == "causal-lm":
-        yield _("Logits take {size} at the peak: --loss chunked spares most of that and leaves the step as it is.").format(
-            size=format_bytes(logits)
-        )
     yield from host.reasons
 
 
@@ -57,14 +54,16 @@ def _against(pick: Pick, best: Pick) -> str:
 
 def _why_slices(request: Request, pick: Pick) -> str:
     cut, ranks = pick.cut, request.base.ranks
-    if cut.is_even:
+    if cut.is_even and ranks == 1:
+        text = _("{micro} x {accumulation} = {effective} sequences in every step: exactly the effective batch, {because}.")
+    elif cut.is_even:
         text = _(
             "{micro} x {accumulation} x {ranks} = {effective} sequences in every step: exactly the effective batch, {because}."
         )
     else:
         text = _(
-            "Slices of at most {micro}, {accumulation} on each of {ranks} ranks, sum to {effective}: exactly the effective batch, "
-            "{because}; they differ in size, and every token weighs the same."
+            "{accumulation} micro-batches of at most {micro} on each GPU sum to {effective}: exactly the effective batch, {because}; they "
+            "differ in size, and every token weighs the same."
         )
     return text.format(
         micro=cut.micro_batch,
@@ -77,6 +76,10 @@ def _why_slices(request: Request, pick: Pick) -> str:
 
 def _why_micro_batch(request: Request, pick: Pick) -> str:
     option, cut = pick.option, pick.cut
+    if request.micro_batch is not None and request.micro_batch != cut.micro_batch:
+        return _("Micro-batches of up to {asked} were asked for; as many equal ones are of {micro}.").format(
+            asked=request.micro_batch, micro=cut.micro_batch
+        )
     if len(request.cuts) == 1:
         return _("The slices are as they were asked for.")
     larger = next((each for each in request.cuts if each.micro_batch > cut.micro_batch), None)
@@ -100,6 +103,8 @@ def _why_choices(request: Request, pick: Pick, found: Found) -> Iterator[str]:
             yield _("amp-fp16: {gpu} has no bfloat16.").format(gpu=request.where.label)
         elif settings.precision == "amp-bf16":
             yield _("amp-bf16: tensor cores at full speed, float32 weights where they train, and no loss scaling.")
+        elif settings.precision == "fp32" and not any(other.option.settings.precision != "fp32" for other in found.others):
+            yield _("fp32: with half-precision products nothing fits, because the weights are then held twice.")
     if "attention" not in request.pinned and request.where.gpu is not None:
         if pick.option.attention == "flash2":
             yield _why_flash2(pick, found)
@@ -118,10 +123,10 @@ def _why_checkpointing(pick: Pick, found: Found) -> str:
     rivals = [other for other in found.others if other.option.settings.checkpointing != mine]
     if mine == "none":
         if rivals:
-            return _("No checkpointing: everything fits without, and recomputing would cost {share:.0%} more time.").format(
-                share=rivals[0].seconds / pick.seconds - 1
-            )
-        return _("No checkpointing: everything fits without.")
+            return _(
+                "No checkpointing: it fits without, and computing activations again would cost {share:.0%} more time."
+            ).format(share=rivals[0].seconds / pick.seconds - 1)
+        return _("No checkpointing: it fits without.")
     if rivals:
         return _("Checkpointing: without it only micro-batch {micro} fits, which takes {share:.1%} more time.").format(
             micro=rivals[0].cut.micro_batch, share=rivals[0].seconds / pick.seconds - 1
@@ -140,12 +145,37 @@ def _why_flash2(pick: Pick, found: Found) -> str:
 
 def _why_sharding(pick: Pick, found: Found) -> str:
     mine = pick.option.settings.sharding
-    rival = next((other for other in found.others if other.option.settings.sharding != mine), None)
+    rivals = [other for other in found.others if other.option.settings.sharding != mine]
+    rival = next((other for other in rivals if other.option.settings.sharding == "ddp"), rivals[0] if rivals else None)
     if rival is None:
         return _("{sharding}: the fastest engine of those that fit.").format(sharding=mine)
     return _("{sharding}: {other} is predicted {share:.1%} slower.").format(
         sharding=mine, other=rival.option.settings.sharding, share=rival.seconds / pick.seconds - 1
     )
+
+
+def hints_of(request: Request, best: Pick | None) -> Iterator[str]:
+    """What was not allowed, or not tried, and would help."""
+    logits = _logits_bytes(request, best.cut.micro_batch if best is not None else request.cuts[0].micro_batch)
+    if request.base.loss == "standard" and logits > _MUCH * request.where.limit_bytes:
+        yield _(
+            "The logits of a micro-batch take about {size}. --loss chunked never holds them all and leaves the step as it is; it is not "
+            "tried by itself, because its trace takes a minute or two."
+        ).format(size=format_bytes(logits))
+    gpu = request.where.gpu
+    is_fp32 = best is not None and best.option.settings.precision == "fp32" and "precision" not in request.pinned
+    if is_fp32 and gpu is not None and gpu.bf16 and request.base.method == "full":
+        yield _(
+            "fp32 leaves the tensor cores idle. --vary precision allows bfloat16 weights, which are half as large and many times as fast."
+        )
+
+
+def _logits_bytes(request: Request, micro_batch: int) -> int:
+    config = request.question.config or {}
+    vocabulary = (config.get("text_config") or config).get("vocab_size")
+    if request.base.task != "causal-lm" or not isinstance(vocabulary, int):
+        return 0
+    return _LOGITS_BYTES * vocabulary * request.length * micro_batch
 
 
 def assumptions_of(request: Request, found: Found) -> Iterator[str]:
@@ -170,6 +200,8 @@ def assumptions_of(request: Request, found: Found) -> Iterator[str]:
         )
     else:
         yield _("Times are for a CPU of the usual kind: trust their order more than their size.")
+    if request.lengths is not None and not request.lengths.are_equal:
+        yield _("Times are for micro-batches of equal counts, sorted by length inside the step; brim's own slicing pads less.")
     yield _("The loader keeps up: waiting for data is not counted.")
 
 

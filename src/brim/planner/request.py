@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from brim.workload.resolve import Model
 
 DEFAULT_EFFECTIVE_BATCH = 32
+MOST_EFFECTIVE = 100_000
+_MOST_TOKENS = 10**9
+_LARGEST = 1e12
 _MARGINS = {"cpu": 0.04, "cuda": 0.05, "group": 0.08, "unknown": 0.10}
 
 
@@ -151,6 +154,8 @@ def make_request(
     **settings: Any,
 ) -> Request:
     """Check and complete what was asked."""
+    _check_numbers(effective_batch=effective_batch, samples=samples, from_batch=from_batch, warmup_steps=warmup_steps)
+    _check_positive(epochs=epochs, learning_rate=learning_rate, host_cores=host_cores)
     pinned = {name: value for name, value in settings.items() if value is not None or name == "max_grad_norm"}
     given = read_settings(pinned)
     said_micro, said_accumulation = pinned.pop("micro_batch", None), pinned.pop("accumulation", None)
@@ -160,12 +165,36 @@ def make_request(
         raise UsageError(text, hint=_('Give gpu="t4", memory=24 * 2**30 or device="cpu".'))
     question = Question.ask(model, given, where, trust_remote_code=trust_remote_code, step=step, cache=cache)
     lengths, notes = _lengths(data, tokenizer, question, trust_remote_code)
+    if lengths is not None and lengths.has_targets and given.target_len is None:
+        usual = question.settings.target_len or question.settings.seq_len or 1
+        longest = min(int(lengths.target_tokens.max()), usual)
+        question = replace(
+            question,
+            given=replace(question.given, target_len=longest),
+            settings=replace(question.settings, target_len=longest),
+        )
+        notes.append(
+            _("Targets of up to {length} tokens, the longest in the data: no --target-len was given.").format(length=longest)
+        )
     if lengths is not None and given.seq_len is None:
         question, note = _length_of(question, lengths)
         notes.append(note)
     base = replace(question.settings, micro_batch=2, accumulation=2)
     effective, because = _effective(effective_batch, said_micro, said_accumulation, base.ranks)
-    _check_positive(samples=samples, from_batch=from_batch, epochs=epochs, learning_rate=learning_rate, host_cores=host_cores)
+    if effective > MOST_EFFECTIVE:
+        raise UsageError(
+            _("An effective batch of {count:,} is more than the {most:,} that brim plans.").format(
+                count=effective, most=MOST_EFFECTIVE
+            )
+        )
+    if (
+        said_micro is not None
+        and said_micro * max(question.settings.seq_len or 1, question.settings.target_len or 1) > _MOST_TOKENS
+    ):
+        raise UsageError(_("More than {count:,} tokens in one micro-batch: no device holds that.").format(count=_MOST_TOKENS))
+    if drop_last and samples is not None and samples < effective:
+        text = _("--drop-last drops the only batch: {samples} samples are less than one effective batch of {effective}.")
+        raise UsageError(text.format(samples=samples, effective=effective))
     if samples is not None and lengths is not None and samples > lengths.n:
         notes.append(
             _("{samples} samples: the lengths of the {known} in the data stand for all.").format(samples=samples, known=lengths.n)
@@ -178,7 +207,7 @@ def make_request(
         effective_batch=effective,
         effective_because=because,
         margin=_margin(margin, where, base.ranks),
-        vary=read_vary((vary,) if isinstance(vary, str) else tuple(vary)),
+        vary=read_vary(tuple(vary.split(",")) if isinstance(vary, str) else tuple(vary or ())),
         micro_batch=said_micro,
         accumulation=said_accumulation,
         data=lengths,
@@ -196,7 +225,6 @@ def make_request(
 
 
 def _effective(asked: int | None, micro: int | None, accumulation: int | None, ranks: int) -> tuple[int, str]:
-    _check_positive(effective_batch=asked)
     if asked is not None:
         return asked, _("as asked")
     if micro is not None:
@@ -227,9 +255,11 @@ def _length_of(question: Question, lengths: Lengths) -> tuple[Question, str]:
     assert usual is not None
     length = min(int(lengths.tokens.max()), usual)
     changed: dict[str, Any] = {"seq_len": length}
-    if lengths.has_targets and question.given.target_len is None:
-        changed["target_len"] = min(int(lengths.target_tokens.max()), usual)
     text = _("Sequences of up to {length} tokens, the longest in the data: no --seq-len was given.")
+    if not lengths.exact:
+        text = _(
+            "Sequences of up to {length} tokens, the longest in the data as guessed: give --tokenizer or --seq-len to be sure."
+        )
     if length == usual < int(lengths.tokens.max()):
         text = _("Sequences are cut at {length} tokens: no --seq-len was given.")
     given = replace(question.given, **changed)
@@ -246,28 +276,33 @@ def _margin(asked: str | float | None, where: Where, ranks: int) -> Margin:
             )
         return Margin(margin, _("as asked"))
     if where.gpu is None:
-        share, why = _MARGINS["cpu"], _("a hard limit on the CPU needs 1 to 4 percent more than the tensors")
+        share, why = _MARGINS["cpu"], _("4 percent, because a hard limit on the CPU needs 1 to 4 more than the tensors")
     elif where.gpu.vendor == "unknown" or where.gpu.backend != "cuda":
         share, why = (
             _MARGINS["unknown"],
-            _("the estimate is for an NVIDIA card of the usual kind, and this one is another or unknown"),
+            _("10 percent, because the estimate is for an NVIDIA card of the usual kind, and this one is another or unknown"),
         )
     elif ranks > 1:
-        share, why = _MARGINS["group"], _("on several GPUs estimates have been off by up to 6 percent, once by more")
+        share, why = _MARGINS["group"], _("8 percent, because on several GPUs estimates have been off by up to 6, once by more")
     else:
-        share, why = _MARGINS["cuda"], _("half of 70 published measurements were met within 1 percent, nine tenths within 12")
+        share, why = (
+            _MARGINS["cuda"],
+            _("5 percent, because estimates have been off by 1 at the median, and by more for one run in ten"),
+        )
     return Margin(int(share * where.limit_bytes), why)
 
 
 def _read_margin(asked: str | float, limit: int) -> int:
     """Bytes, or a share: `5%`, `0.05`, `1GiB`."""
+    if isinstance(asked, str) and asked.strip().isdigit():
+        raise UsageError(_("--margin {asked} has no unit; write {asked}MiB or {asked}%.").format(asked=asked.strip()))
     try:
         if isinstance(asked, str) and asked.strip().endswith("%"):
             return int(float(asked.strip()[:-1]) / 100 * limit)
         if isinstance(asked, float) or (isinstance(asked, str) and _is_share(asked)):
             return int(float(asked) * limit)
         return parse_size(asked)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         text = _("--margin {asked!r} is not possible; write 1GiB or 5%.")
         raise UsageError(text.format(asked=asked)) from error
 
@@ -294,9 +329,17 @@ def _own_host(where: Where) -> Host | None:
     return host() if where.gpu is None or where.is_here else None
 
 
-def _check_positive(**values: float | None) -> None:
+def _check_numbers(**values: object) -> None:
+    """Counts are whole numbers above 0."""
     for name, value in values.items():
-        if value is not None and (isinstance(value, bool) or not value > 0):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            text = _("--{name} {value!r} is not possible: it must be a whole number above 0.")
+            raise UsageError(text.format(name=name.replace("_", "-"), value=value))
+
+
+def _check_positive(**values: object) -> None:
+    for name, value in values.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _LARGEST):
             raise UsageError(
                 _("--{name} {value} is not possible: it must be above 0.").format(name=name.replace("_", "-"), value=value)
             )

@@ -29,6 +29,9 @@ _BASE_BYTES = {"lora": 2.0, "qlora": 0.5, "lora-8bit": 1.0}
 _ADAM_STATE = 2.0
 _SPREADS_WEIGHTS = ("zero3", "fsdp")
 _CHOICES = ("checkpointing", "attention", "sharding", "precision", "optimizer", "method", "offload")
+_OFFLOADED_BYTES = 16
+"""Per parameter on the host: float32 weight, gradient and two moments (DeepSpeed's own estimators, zero/stage_1_and_2.py and stage3.py)."""
+_PAGED_BYTES = 2
 _SMALLER = (0.5, 0.25)
 _MOST_TRIES = 3
 """Structures that are looked at for each, in the order of what they could reach."""
@@ -97,8 +100,20 @@ def search(request: Request) -> Found:
 
 def _choose(found: Found) -> None:
     """The best of all first; then, for every choice, the best that chooses otherwise: what that would cost and save."""
-    finder = _Finder()
     by_bound = sorted(found.options, key=Option.bound)
+    finder = _Finder()
+    best = _best(by_bound, finder)
+    while best is not None and not best.option.surely_fits(best.cut):  # a bound had let it pass
+        finder = _Finder()
+        best = _best(by_bound, finder)
+    if best is None:
+        return
+    shown = [best, *sorted([*_alternatives(best, by_bound, finder), *_smaller(best)], key=lambda pick: pick.seconds)]
+    trace_ahead([pair for pick in shown if (pair := pick.option.wanted(pick.cut)) is not None])
+    found.best, found.others = best, [pick for pick in shown[1:] if pick.option.surely_fits(pick.cut)]
+
+
+def _best(by_bound: list[Option], finder: _Finder) -> Pick | None:
     best: Pick | None = None
     for option in by_bound:
         if best is not None and option.bound() >= best.seconds:
@@ -106,13 +121,7 @@ def _choose(found: Found) -> None:
         pick = finder.pick(option)
         if pick is not None and (best is None or pick.seconds < best.seconds):
             best = pick
-    if best is None:
-        return
-    shown = [best, *sorted([*_alternatives(best, by_bound, finder), *_smaller(best)], key=lambda pick: pick.seconds)]
-    # A bound let them pass; what is shown is looked at itself.
-    trace_ahead([pair for pick in shown if (pair := pick.option.wanted(pick.cut)) is not None])
-    sure = [pick for pick in shown if pick.option.surely_fits(pick.cut)]
-    found.best, found.others = (sure[0], sure[1:]) if sure else (None, [])
+    return best
 
 
 class _Finder:
@@ -137,6 +146,8 @@ def _alternatives(best: Pick, by_bound: list[Option], finder: _Finder) -> list[P
     for name in _CHOICES:
         mine = getattr(best.option.settings, name)
         others = [option for option in by_bound if getattr(option.settings, name) != mine]
+        if name == "sharding":
+            others.sort(key=lambda option: option.settings.sharding != "ddp")  # what most people would compare with
         picks = (finder.pick(option) for option in others[:_MOST_TRIES])
         pick = next((pick for pick in picks if pick is not None), None)
         if pick is not None:
@@ -157,13 +168,25 @@ def too_large(request: Request, settings: Settings) -> str:
     if not isinstance(model, Model) or model.config is None:
         return ""
     parameters = model.parameters()
+    if not host_allows(request, settings):
+        return _("the host has no room for what would be offloaded")
     if settings.offload != "none":
-        if not offload_fits(host_bytes(settings, parameters), request.host_bytes, settings.gpus):
-            return _("the host has no room for what would be offloaded")
         return ""
     if request.where.gpu is not None and _least_bytes(settings, parameters) > request.room_bytes:
         return _("the weights alone are more than the card holds")
     return ""
+
+
+def host_allows(request: Request, settings: Settings) -> bool:
+    """Whether the host holds what the settings keep there; a host that is not known holds nothing, unless it was asked for."""
+    model = request.question.model
+    if not isinstance(model, Model) or model.config is None:
+        return True
+    needed = host_bytes(settings, model.parameters())
+    is_pinned = "offload" in request.pinned or (settings.offload == "none" and "optimizer" in request.pinned)
+    if not needed or (is_pinned and request.host_bytes is None):
+        return True
+    return offload_fits(needed, request.host_bytes, settings.gpus)
 
 
 def _least_bytes(settings: Settings, parameters: int) -> float:
@@ -183,7 +206,10 @@ def _least_bytes(settings: Settings, parameters: int) -> float:
 
 def host_bytes(settings: Settings, parameters: int) -> int:
     """What offloading keeps on one host for all its GPUs: float32 weights and moments, and the half-precision weights themselves."""
-    if settings.method != "full" or settings.offload == "none":
-        return 2 * parameters if settings.offload == "parameters" else 0
-    state = 12 * parameters // settings.nodes
-    return state + (2 * parameters // settings.nodes if settings.offload == "parameters" else 0)
+    paged = (
+        _PAGED_BYTES * parameters * settings.gpus if settings.optimizer == "paged-adamw-8bit" and settings.method == "full" else 0
+    )
+    if settings.offload == "none":
+        return paged
+    each = _OFFLOADED_BYTES if settings.method == "full" else 0
+    return paged + (each + (2 if settings.offload == "parameters" else 0)) * parameters // settings.nodes

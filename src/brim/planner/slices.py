@@ -6,6 +6,7 @@ equally many of them, because gradients are reduced together; where there are mo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -48,7 +49,9 @@ def cuts(effective_batch: int, ranks: int = 1) -> list[Cut]:
 
 def _counts(share: int) -> list[int]:
     """Numbers of micro-batches that give different largest slices, the fewest for each."""
-    sizes = {-(-share // count) for count in range(1, share + 1)}
+    root = math.isqrt(share) + 1
+    # Few micro-batches give every large slice; small slices are all there are.
+    sizes = {-(-share // count) for count in range(1, min(root, share) + 1)} | set(range(1, min(root, share) + 1))
     return sorted({-(-share // size) for size in sizes}, reverse=True)
 
 

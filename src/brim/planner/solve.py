@@ -213,6 +213,8 @@ def _micro_batch(model: Any, asked: dict[str, Any]) -> Found:
     bare = {**asked, "effective_batch": None, "accumulation": accumulation}
     request = make_request(model, **bare, micro_batch=2)
     most = min(LARGEST_MICRO_BATCH, 10**9 // max(request.length, request.base.target_len or 1))
+    if asked.get("effective_batch") is not None:
+        most = min(most, -(-asked["effective_batch"] // (request.base.ranks * accumulation)))
     rows: list[tuple[int, SolveRow]] = []
     for option in _options(request):
         size = largest_that(lambda number, of=option: of.fits(Cut(number, accumulation, ())), most, first=2)  # type: ignore[misc]

@@ -69,6 +69,8 @@ class _Cards:
             settings = rungs(request)[-1]
         except UnsupportedError:
             return None
+        if settings.precision.endswith("bf16") and not gpu.bf16:
+            return None  # it would be emulated, slowly
         where = request.where
         key = settings, where.target, where.outside(settings.ranks)
         if key not in self._needs:

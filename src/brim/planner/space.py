@@ -90,13 +90,18 @@ def _choices(pinned: dict[str, Any], base: Settings, where: Where, vary: frozens
     }
     for values in product(*(dict.fromkeys(values) for values in free.values())):
         choice = dict(zip(free, values, strict=True))
-        if _can_offload(choice, base) and _is_worth_a_look(choice, pinned):
+        if _can_offload(choice, base) and _is_worth_a_look(choice, pinned) and _is_the_same_recipe(choice, pinned):
             yield choice
 
 
 def _can_offload(choice: dict[str, Any], base: Settings) -> bool:
     """Offload needs an engine that does it; one GPU has none but for that."""
     return choice["offload"] == "none" or choice["sharding"] in _ENGINES or base.ranks == 1
+
+
+def _is_the_same_recipe(choice: dict[str, Any], pinned: dict[str, Any]) -> bool:
+    """DeepSpeed flattens what trains into one row: Adafactor, which keeps moments of rows and columns, becomes another optimizer."""
+    return choice["optimizer"] != "adafactor" or not str(choice["sharding"]).startswith("zero") or "sharding" in pinned
 
 
 def _is_worth_a_look(choice: dict[str, Any], pinned: dict[str, Any]) -> bool:
@@ -139,7 +144,9 @@ def _attentions(pinned: dict[str, Any], where: Where) -> list[Any]:
 def _optimizers(pinned: dict[str, Any], where: Where, vary: frozenset[str]) -> list[Any]:
     adamw = ["adamw-fused", "adamw"] if where.gpu is not None else ["adamw"]
     values = _free(pinned, "optimizer", adamw)
-    return [*values, *_OTHER_OPTIMIZERS] if "optimizer" in vary else values
+    # A paged optimizer keeps its state on the host: that is offload too.
+    others = [word for word in _OTHER_OPTIMIZERS if "offload" in vary or not word.startswith("paged")]
+    return [*values, *others] if "optimizer" in vary else values
 
 
 def _dominated(settings: Settings, pinned: dict[str, Any], where: Where) -> str:

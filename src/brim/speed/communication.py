@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _ENGINES = ("zero1", "zero2", "zero3", "fsdp")
 _GATHERING = ("zero3", "fsdp")
 _SCATTERS_EVERY_TIME = ("zero2", "zero3", "fsdp")
+_PAGED_BYTES = 2
+"""Per trainable parameter, two moments of 8 bits that a paged optimizer fetches from the host and sends back."""
 _STATE_BYTES = 16
 """Per trainable parameter, read and written by Adam in float32: gradient, weight, two moments, and the writes."""
 
@@ -43,7 +45,8 @@ ALONE = Traffic(0.0, 0.0, 0.0, 1.0)
 def traffic(settings: Settings, rates: Rates, *, parameters: int, trainable: int) -> Traffic:
     """Of one rank."""
     ranks = settings.ranks
-    if ranks == 1 and settings.offload == "none":
+    is_paged = settings.optimizer == "paged-adamw-8bit"
+    if ranks == 1 and settings.offload == "none" and not is_paged:
         return ALONE
     link = link_bytes_per_second(settings, rates)
     ring = (ranks - 1) / ranks
@@ -62,6 +65,8 @@ def traffic(settings: Settings, rates: Rates, *, parameters: int, trainable: int
         exposed += trainable * share * settings.gpus * _STATE_BYTES / constants.HOST_OPTIMIZER_BYTES_PER_SECOND
         every += 2 * share * weights / rates.host_bytes_per_second * (settings.offload == "parameters")
         share = 0.0
+    if is_paged:
+        exposed += 2 * _PAGED_BYTES * trainable / rates.host_bytes_per_second
     return Traffic(every, once, exposed, share)
 
 

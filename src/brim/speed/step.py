@@ -15,8 +15,8 @@ from brim.speed.roofline import Roofline
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_KNOTS = (0.25, 0.5, 1.0)
-"""Shares of the longest length between which a micro-batch's seconds are a parabola."""
+_KNOTS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0)
+"""Shares of the longest length between which a micro-batch's seconds are straight lines; shorter ones count as the shortest."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class StepSpeed:
     """Of all that trains."""
     longest: int
     """Tokens: where nothing else is said, every sequence has this many."""
-    _parabolas: dict[int, Floats] = field(default_factory=dict, compare=False, repr=False)
+    _at_longest: dict[int, float] = field(default_factory=dict, compare=False, repr=False)
+    _lines: dict[int, Floats] = field(default_factory=dict, compare=False, repr=False)
 
     def step_seconds(self, slices: Sequence[Sequence[int]]) -> float:
         """`slices` are the micro-batches of each rank, all at the longest length."""
@@ -57,12 +58,14 @@ class StepSpeed:
 
     def _seconds(self, size: int, length: float) -> float:
         """Forward and backward of one micro-batch."""
-        if size not in self._parabolas:
-            lengths = np.array([share * self.longest for share in _KNOTS])
-            seconds = np.array([self.roofline.micro_batch_seconds(size, each) for each in lengths])
-            self._parabolas[size] = np.polyfit(lengths, seconds, 2)
-        a, b, c = self._parabolas[size]
-        return float(a * length * length + b * length + c)
+        if length == self.longest:
+            if size not in self._at_longest:
+                self._at_longest[size] = self.roofline.micro_batch_seconds(size, self.longest)
+            return self._at_longest[size]
+        lengths = np.array([share * self.longest for share in _KNOTS])
+        if size not in self._lines:
+            self._lines[size] = np.array([self.roofline.micro_batch_seconds(size, each) for each in lengths])
+        return float(np.interp(length, lengths, self._lines[size]))
 
     def _add_seconds(self) -> float:
         """Every micro-batch but the first adds its gradients to those that are there: two reads and a write."""

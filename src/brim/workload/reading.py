@@ -84,6 +84,10 @@ def _files_of_folder(folder: Path) -> list[Path]:
         return _files_of_folder(_split_of(folder))
     if (folder / _STATE_FILE).is_file():
         names = _json_document(folder / _STATE_FILE).get("_data_files") or []
+        if not isinstance(names, list) or not all(
+            isinstance(name, dict) and isinstance(name.get("filename"), str) for name in names
+        ):
+            raise UsageError(_("{path} does not list its data files.").format(path=folder / _STATE_FILE))
         return [folder / name["filename"] for name in names]
     inside = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
     known = [
@@ -100,6 +104,8 @@ def _files_of_folder(folder: Path) -> list[Path]:
 
 def _split_of(folder: Path) -> Path:
     splits = _json_document(folder / _SPLITS_FILE).get("splits") or []
+    if not isinstance(splits, list) or not all(isinstance(split, str) for split in splits):
+        raise UsageError(_("{path} does not list its splits.").format(path=folder / _SPLITS_FILE))
     if "train" in splits:
         return folder / "train"
     if len(splits) == 1:

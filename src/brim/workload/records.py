@@ -77,6 +77,8 @@ class Workload(Record):
     optimizer: Optimizer = "adamw"
     loss: Loss = "standard"
     learning_rate: Annotated[float, Field(gt=0)] | None = None
+    warmup_steps: Count | None = None
+    """Optimizer steps over which the learning rate rises; None: not said."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Gradient clipping; None: off."""
     seed: Count = 42

@@ -28,6 +28,8 @@ def steps(recipe: Recipe) -> dict[str, Any]:
         "max_grad_norm": recipe.max_grad_norm,
         "seed": recipe.plan.workload.seed,
     }
+    if recipe.plan.workload.warmup_steps is not None:
+        settings["warmup_steps"] = recipe.plan.workload.warmup_steps
     if recipe.best.optimizer == "sgd-momentum":
         settings["optim_args"] = f"momentum={MOMENTUM}"
     if recipe.best.optimizer == "lion":

@@ -106,7 +106,7 @@ def _training(recipe: Recipe) -> dict[str, Any]:
         "optimizer": recipe.optim,
         "learning_rate": recipe.learning_rate,
         "lr_scheduler": "linear",
-        "warmup_steps": 0,
+        "warmup_steps": recipe.plan.workload.warmup_steps or 0,
         "weight_decay": 0.0,
         "max_grad_norm": recipe.max_grad_norm,
         "seed": recipe.plan.workload.seed,

@@ -26,9 +26,31 @@ def head(recipe: Recipe, how: str, *notes: str) -> list[str]:
             accumulation=recipe.cut.accumulation, ranks=recipe.best.world_size,
         ),
         *last_window(recipe),
+        *_advice(recipe),
+        *_guessed(recipe),
         *recipe.notes,
         *notes,
     ]  # fmt: skip
+
+
+def _advice(recipe: Recipe) -> list[str]:
+    """What the plan advises and nobody applied."""
+    applied = {"learning_rate": recipe.learning_rate}
+    text = _("Advised, not applied: {setting} {then:g} instead of {now:g} ({source}).")
+    return [
+        text.format(setting=each.setting, then=each.then, now=each.now, source=each.source)
+        for each in recipe.plan.advice
+        if applied.get(each.setting) != each.then
+    ]
+
+
+def _guessed(recipe: Recipe) -> list[str]:
+    data = recipe.plan.data
+    if data is None or data.exact or not data.source:
+        return []
+    return [
+        _("The longest length is guessed from characters: count with the real tokenizer before you trust that nothing is cut.")
+    ]
 
 
 def last_window(recipe: Recipe) -> list[str]:

@@ -46,6 +46,12 @@ def files(recipe: Recipe) -> Files:
 
 def _notes(recipe: Recipe) -> list[str]:
     said = []
+    if recipe.data is not None and sft.shape(recipe) in {"alpaca", "other"}:
+        said.append(
+            _("TRL reads the columns messages, prompt and completion, or text: rename those of {data} first.").format(
+                data=recipe.data
+            )
+        )
     if recipe.plan.workload.loss == "standard":
         said.append(_("TRL computes its loss in chunks, in less memory than the standard loss that was planned."))
     if recipe.quantised_bits:

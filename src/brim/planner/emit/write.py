@@ -57,9 +57,7 @@ def emit(plan: Plan, formats: Sequence[str], folder: Path, *, data: str | None =
         except UnsupportedError as error:
             if ALL not in formats or name in formats:
                 raise
-            skipped[name] = sentences(error.message, error.hint or "")
-    if not made:
-        raise UnsupportedError(next(iter(skipped.values())))
+            skipped[name] = sentences(error.message.removeprefix(f"{name}: "), error.hint or "")
     texts = {name: text for files in made for name, text in files.texts.items()}
     paths = tuple(write_atomically(folder / name, text) for name, text in texts.items())
     for path in paths:
