@@ -91,6 +91,18 @@ def test_a_format_that_cannot_say_it_is_refused_and_nothing_is_written(cli: Cli,
     assert not folder.exists()
 
 
+def test_all_formats_refusing_still_leaves_the_plan(cli: Cli, tiny: str, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    ended = cli(
+        "plan", tiny, "--gpu", "t4*2", "--sharding", "ddp", "--seq-len", "256", "--effective-batch", "7", "--emit", "all",
+        "-o", str(folder),
+    )  # fmt: skip
+    assert ended.code == 0
+    assert "in all 7" in ended.out
+    assert (folder / "plan.json").exists()
+    assert "Not written, deepspeed" in ended.err
+
+
 def test_a_sweep_prints_one_row_each(cli: Cli, tiny: str) -> None:
     arguments = ("plan", tiny, "--gpu", "t4", "--seq-len", "256", "--accumulation", "2", "--samples", "100", "--sweep", "1,2,4")
     ended = cli(*arguments)
@@ -131,6 +143,10 @@ def test_the_recipe_advice_is_shown(cli: Cli, tiny: str) -> None:
         (("tinyllama-1.1b", "--gpu", "t4", "--effective-batch", "0"), "effective-batch"),
         (("tinyllama-1.1b", "--gpu", "t4", "--data", "nowhere.jsonl"), "nowhere.jsonl"),
         (("tinyllama-1.1b", "--gpu", "t4", "--tokenizer", "somewhere"), "--data"),
+        (("tinyllama-1.1b", "--gpu", "t4", "--apply"), "--apply"),
+        (("tinyllama-1.1b", "--gpu", "t4", "-o", ""), "-o"),
+        (("tinyllama-1.1b", "--gpu", "t4", "--host-cores", "inf"), "--host-cores"),
+        (("tinyllama-1.1b", "--gpu", "t4", "--samples", "5", "--drop-last"), "--drop-last"),
         (("tinyllama-1.1b",), "No GPU is found here"),
     ],
 )

@@ -230,3 +230,77 @@ def test_a_small_t5_on_two_rtx_3080() -> None:
 def test_the_same_question_gives_the_same_plan(tiny: str) -> None:
     first, second = (brim.plan(tiny, gpu="t4", seq_len=256, effective_batch=10) for _ in range(2))
     assert replace(first, elapsed_seconds=0.0) == replace(second, elapsed_seconds=0.0)
+
+
+def test_short_sequences_take_little_time_and_never_less_than_none(tiny: str, tmp_path: Path) -> None:
+    rows = [{"text": "word " * 4}] * 400 + [{"text": "word " * 500}]
+    path = tmp_path / "short.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    found = brim.plan(tiny, device="cpu", memory="8GiB", data=path, effective_batch=64)
+    assert found.best is not None
+    assert found.best.speed is not None
+    assert found.best.speed.step_seconds > 0
+    for each in found.alternatives:
+        assert each.speed is not None
+        assert each.speed.step_seconds >= found.best.speed.step_seconds
+
+
+def test_adafactor_is_not_put_under_an_engine_that_flattens_what_it_factors(tiny: str) -> None:
+    pins: dict[str, Any] = {"attention": "sdpa", "precision": "amp-fp16", "checkpointing": "none", "optimizer": "adafactor"}
+    request = make_request(tiny, gpu="t4*2", seq_len=256, effective_batch=8, **pins)
+    assert {option.settings.sharding for option in search(request).options} == {"ddp", "fsdp"}
+    asked = make_request(tiny, gpu="t4*2", seq_len=256, effective_batch=8, sharding="zero1", **pins)
+    assert {option.settings.sharding for option in search(asked).options} == {"zero1"}
+
+
+def test_a_paged_optimizer_is_offload_and_pays_for_it(tiny: str) -> None:
+    pins: dict[str, Any] = {
+        "attention": "sdpa",
+        "precision": "amp-bf16",
+        "checkpointing": "none",
+        "seq_len": 256,
+        "effective_batch": 8,
+    }
+    free = search(make_request(tiny, gpu="rtx-3090", vary="optimizer", host_memory="32GiB", **pins))
+    assert "paged-adamw-8bit" not in {option.settings.optimizer for option in free.options}
+    both = search(make_request(tiny, gpu="rtx-3090", vary="optimizer,offload", host_memory="32GiB", sharding="none", **pins))
+    seconds = {option.settings.optimizer: option.bound() for option in both.options if option.settings.offload == "none"}
+    assert seconds["paged-adamw-8bit"] > seconds["adamw-8bit"]
+
+
+def test_bfloat16_is_slow_on_a_card_that_emulates_it(tiny: str) -> None:
+    def seconds(precision: str) -> float:
+        best = brim.plan(tiny, gpu="t4", seq_len=512, effective_batch=8, precision=precision, checkpointing="none").best
+        assert best is not None
+        assert best.speed is not None
+        return best.speed.step_seconds
+
+    assert seconds("amp-bf16") > 1.5 * seconds("amp-fp16")
+
+
+def test_one_micro_batch_alone_is_looked_at_where_accumulating_ones_do_not_fit(tiny: str) -> None:
+    """Gradients that wait for the next micro-batch may weigh more than a larger micro-batch."""
+    request = make_request(tiny, gpu="t4", seq_len=128, effective_batch=2, checkpointing="full", precision="fp32")
+    option = search(request).options[0]
+    single, several = option.device_bytes(request.cuts[-1]), option.device_bytes(request.cuts[0])
+    assert request.cuts[-1].accumulation == 1
+    if single < several:
+        between = (single + several) // 2
+        found = brim.plan(
+            tiny, gpu="t4", memory=between, margin=0.0, seq_len=128, effective_batch=2, checkpointing="full", precision="fp32"
+        )
+        assert found.best is not None
+        assert found.best.accumulation == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"effective_batch": 8.0}, {"effective_batch": "64"}, {"effective_batch": 10**9}, {"samples": 2.5}, {"epochs": float("inf")},
+        {"learning_rate": float("nan")}, {"learning_rate": "5e-5"}, {"host_cores": float("inf")}, {"from_batch": 1.5},
+        {"margin": float("inf")}, {"margin": "30"}, {"micro_batch": 10**10}, {"samples": 5, "drop_last": True},
+    ],
+)  # fmt: skip
+def test_numbers_that_are_none_are_refused_in_words(tiny: str, wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        make_request(tiny, gpu="t4", **wrong)

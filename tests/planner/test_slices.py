@@ -85,3 +85,10 @@ def test_an_even_cut_lists_no_slices() -> None:
     found = cut(64, 8, ranks=2)
     assert found == Cut(8, 4, ())
     assert found.is_even
+
+
+def test_many_sequences_are_cut_at_once() -> None:
+    found = cuts(100_000, 3)
+    assert [cut.micro_batch for cut in found] == sorted({cut.micro_batch for cut in found})
+    assert found[-1].accumulation == 1
+    assert len(found) < 1000
