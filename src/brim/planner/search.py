@@ -101,16 +101,17 @@ def search(request: Request) -> Found:
 def _choose(found: Found) -> None:
     """The best of all first; then, for every choice, the best that chooses otherwise: what that would cost and save."""
     by_bound = sorted(found.options, key=Option.bound)
-    finder = _Finder()
-    best = _best(by_bound, finder)
-    while best is not None and not best.option.surely_fits(best.cut):  # a bound had let it pass
+    while True:
         finder = _Finder()
         best = _best(by_bound, finder)
-    if best is None:
-        return
-    shown = [best, *sorted([*_alternatives(best, by_bound, finder), *_smaller(best)], key=lambda pick: pick.seconds)]
-    trace_ahead([pair for pick in shown if (pair := pick.option.wanted(pick.cut)) is not None])
-    found.best, found.others = best, [pick for pick in shown[1:] if pick.option.surely_fits(pick.cut)]
+        if best is None:
+            return
+        others = sorted([*_alternatives(best, by_bound, finder), *_smaller(best)], key=lambda pick: pick.seconds)
+        # A bound let them pass; what is shown is looked at itself.
+        trace_ahead([pair for pick in (best, *others) if (pair := pick.option.wanted(pick.cut)) is not None])
+        if best.option.surely_fits(best.cut):
+            found.best, found.others = best, [pick for pick in others if pick.option.surely_fits(pick.cut)]
+            return
 
 
 def _best(by_bound: list[Option], finder: _Finder) -> Pick | None:

@@ -40,9 +40,12 @@ def test_seven_on_two_gpus_is_refused_in_every_format(format_name: str, tmp_path
     assert not (tmp_path / "out").exists()
 
 
-def test_all_is_refused_where_no_format_can_say_the_plan(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="6 or 8"):
-        emit(make_plan(7, 4), ["all"], tmp_path)
+def test_all_writes_nothing_and_says_why_where_no_format_can_say_the_plan(tmp_path: Path) -> None:
+    made = emit(make_plan(7, 4), ["all"], tmp_path / "out")
+    assert set(made.skipped) == set(FORMATS)
+    assert all("6 or 8" in reason for reason in made.skipped.values())
+    assert not made.paths
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_named_format_is_refused_even_beside_all(tmp_path: Path) -> None:
