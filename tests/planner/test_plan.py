@@ -284,13 +284,13 @@ def test_one_micro_batch_alone_is_looked_at_where_accumulating_ones_do_not_fit(t
     option = search(request).options[0]
     single, several = option.device_bytes(request.cuts[-1]), option.device_bytes(request.cuts[0])
     assert request.cuts[-1].accumulation == 1
-    if single < several:
-        between = (single + several) // 2
-        found = brim.plan(
-            tiny, gpu="t4", memory=between, margin=0.0, seq_len=128, effective_batch=2, checkpointing="full", precision="fp32"
-        )
-        assert found.best is not None
-        assert found.best.accumulation == 1
+    assert single < several
+    between = (single + several) // 2
+    found = brim.plan(
+        tiny, gpu="t4", memory=between, margin=0.0, seq_len=128, effective_batch=2, checkpointing="full", precision="fp32"
+    )
+    assert found.best is not None
+    assert found.best.accumulation == 1
 
 
 @pytest.mark.parametrize(

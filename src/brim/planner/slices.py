@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from brim.step.slicing import even_shares
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -34,8 +36,8 @@ def cut(effective_batch: int, micro_batch: int, ranks: int = 1) -> Cut:
 
 def cut_into(effective_batch: int, accumulation: int, ranks: int = 1) -> Cut:
     """`accumulation` micro-batches on every rank, as equal as they can be."""
-    shares = _split(effective_batch, ranks)
-    slices = tuple(size for share in shares for size in _split(share, accumulation))
+    shares = even_shares(effective_batch, ranks)
+    slices = tuple(size for share in shares for size in even_shares(share, accumulation))
     largest = max(slices)
     return Cut(largest, accumulation, () if min(slices) == largest else slices)
 
@@ -53,8 +55,3 @@ def _counts(share: int) -> list[int]:
     # Few micro-batches give every large slice; small slices are all there are.
     sizes = {-(-share // count) for count in range(1, min(root, share) + 1)} | set(range(1, min(root, share) + 1))
     return sorted({-(-share // size) for size in sizes}, reverse=True)
-
-
-def _split(total: int, parts: int) -> list[int]:
-    each, more = divmod(total, parts)
-    return [each + 1] * more + [each] * (parts - more)
