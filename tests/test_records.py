@@ -32,7 +32,7 @@ from brim import (
     find_gpu,
 )
 from brim.record import Record, write_atomically
-from brim.records import AffineFit, LoaderSettings, Proven, Slice, Split
+from brim.records import AffineFit, BudgetLimit, LedgerHeader, LedgerSummary, LoaderSettings, Proven, Slice, Split
 from brim.workload.records import LengthCount
 
 WORKLOAD = Workload(
@@ -67,7 +67,16 @@ ENTRY = LedgerEntry(
     slices=(Slice(rank=0, sequences=3, length=32),), splits=(Split(rank=0, phase="forward", sequences=3, into=2),),
     compute_seconds=0.5, wait_seconds=0.0, loss=2.5, grad_norm=1.0, learning_rate=1e-4,
 )  # fmt: skip
-ALL: list[Record] = [WORKLOAD, MACHINE, BEST, PLAN, MEASUREMENT, ENTRY]
+HEADER = LedgerHeader(
+    started_at="2026-11-20T09:30:00+00:00", resumed_from_step=11, seed=3, effective_batch=64, sequences_in_data=1000, steps_per_epoch=15,
+    drop_last=True, world_size=2, budget=BudgetLimit(unit="bytes", limit=math.inf), device="NVIDIA T4", data_fingerprint="ab12",
+    configuration={"precision": "fp16", "learning_rate": 1e-4, "rank": 8, "packing": False, "warmup": None}, notes=("one", "two"),
+)  # fmt: skip
+SUMMARY = LedgerSummary(
+    last_step=20, steps=9, sequences=576, tokens=9000, padded_tokens=9100, supervised_tokens=8000, splits=1, skipped=1, seconds=30.0,
+    compute_seconds=27.5, wait_seconds=0.5, peak_allocated_bytes=7, last_loss=2.0, finished=False, reason="KeyboardInterrupt",
+)  # fmt: skip
+ALL: list[Record] = [WORKLOAD, MACHINE, BEST, PLAN, MEASUREMENT, ENTRY, HEADER, SUMMARY]
 
 
 @pytest.mark.parametrize("record", ALL, ids=lambda record: type(record).__name__)
@@ -278,3 +287,14 @@ def test_a_process_killed_while_writing_never_leaves_a_part(tmp_path: Path) -> N
                 assert len(json.loads(path.read_bytes())["text"]) == 500_000
             process.send_signal(signal.SIGKILL)
         assert len(json.loads(path.read_bytes())["text"]) == 500_000
+
+
+@pytest.mark.parametrize(("drop_last", "steps"), [(False, 15), (True, 16), (False, 17)])
+def test_a_header_that_contradicts_itself_is_refused(drop_last: bool, steps: int) -> None:
+    with pytest.raises(ValueError, match="1000 sequences at an effective batch of 64 make 1[56]"):
+        dataclasses.replace(HEADER, drop_last=drop_last, steps_per_epoch=steps)
+
+
+def test_records_are_read_without_torch() -> None:
+    program = "import sys, brim.records, brim.step.ledger, brim.step.checker; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)

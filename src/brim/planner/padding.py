@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from brim.records import DataReport
-from brim.step.slicing import FloatArray, IntArray, by_length, deal, even_shares, order_of, slice_batch
+from brim.step.budget import FIXED_TOKENS, FloatArray
+from brim.step.slicing import IntArray, by_length, deal, even_shares, order_of, slice_batch
 
 if TYPE_CHECKING:
     from brim.records import Strategy
     from brim.workload.lengths import Lengths
 
-FIXED_TOKENS: Final = 64.0
-"""What a micro-batch costs besides its tokens, in tokens: some 10 ms to start its kernels, on a card that trains 6,000 tokens a second."""
 _MOST_SLICED: Final = 4096
 """Sequences that are sliced for the report: enough for a share to half a percent, few enough for a tenth of a second."""
 _MOST_SHAPED: Final = 8192
@@ -167,8 +166,8 @@ def _sample(lengths: Lengths, effective_batch: int, batches: int, seed: int) -> 
     needed = batches * effective_batch
     if lengths.are_equal:
         return np.broadcast_to(table[0], (1, effective_batch, table.shape[1]))
-    epochs = [order_of(len(table), seed, epoch) for epoch in range(-(-needed // len(table)))]
-    return table[np.concatenate(epochs)[:needed]].reshape(batches, effective_batch, -1)
+    epochs = np.concatenate([order_of(len(table), seed, epoch) for epoch in range(-(-needed // len(table)))])
+    return np.take(table, epochs[:needed], axis=0).reshape(batches, effective_batch, -1)
 
 
 def _steps(lengths: Lengths, effective_batch: int, most_batches: int, most_sequences: int) -> int:

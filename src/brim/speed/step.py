@@ -40,6 +40,10 @@ class StepSpeed:
         """Over sampled global batches: of each, the (sequences, padded length) of the micro-batches of each rank."""
         return float(np.mean([self._step(ranks) for ranks in batches]))
 
+    def micro_batch_seconds(self, size: int) -> float:
+        """What one more micro-batch at the longest length adds to a step."""
+        return self._micro_batches([(size, float(self.longest))]) + self._add_seconds()
+
     def _step(self, ranks: Sequence[Sequence[tuple[int, float]]]) -> float:
         """The slowest rank is waited for; where weights are gathered, in every micro-batch."""
         slowest = max(self._micro_batches(rank) for rank in ranks)

@@ -1,0 +1,95 @@
+"""What one micro-batch may cost and how long it takes: all that memory and speed decide about a step.
+
+A budget is two functions of a padded shape and one limit. The memory and speed models give them (`brim.budget`), or a probe that has
+measured, or the simplest idea of cost there is: so many padded tokens, so many sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from brim.errors import UsageError
+from brim.locale import _
+from brim.sizes import format_bytes
+
+FloatArray = npt.NDArray[np.float64]
+
+Cost = Callable[..., FloatArray]
+"""`cost(count, length)`, or `cost(count, length, target_length)` for seq2seq: the cost of micro-batches of `count` sequences that are
+padded to `length`. Arrays in, an array out. It may not fall when there are more sequences or longer ones."""
+
+FIXED_TOKENS: Final = 64.0
+"""What a micro-batch costs besides its tokens, in tokens: some 10 ms to start its kernels, on a card that trains 6,000 tokens a second."""
+
+Unit = Literal["bytes", "tokens", "sequences"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeCost:
+    """A cost that is a polynomial of the padded shape, which is what memory and time of transformers are.
+
+    Attention adds the squares; where the kernel never holds its scores, they are zero for bytes and not for seconds.
+    """
+
+    fixed: float = 0.0
+    per_sequence: float = 0.0
+    per_token: float = 0.0
+    per_squared_length: float = 0.0
+    """For each sequence and each pair of its tokens."""
+    per_target: float = 0.0
+    per_squared_target: float = 0.0
+    per_token_and_target: float = 0.0
+    """Cross-attention: for each pair of a source and a target token."""
+
+    def __call__(self, count: Any, length: Any, target: Any = 0) -> FloatArray:
+        """The cost of `count` sequences padded to `length`."""
+        each = self.per_sequence + length * (self.per_token + self.per_squared_length * length)
+        if self.per_target or self.per_squared_target or self.per_token_and_target:
+            each = each + target * (self.per_target + self.per_squared_target * target + self.per_token_and_target * length)
+        return np.asarray(self.fixed + count * each, np.float64)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The limit of one micro-batch, in the unit of `cost`; among the cuts within it, the fewest `seconds` win."""
+
+    cost: Cost
+    limit: float
+    seconds: Cost
+    unit: Unit = "bytes"
+
+    def __post_init__(self) -> None:
+        if not self.limit > 0:
+            raise UsageError(_("A budget of {limit:g} {unit} holds nothing.").format(limit=self.limit, unit=self.unit))
+
+    @classmethod
+    def tokens(cls, limit: int, *, fixed_tokens: float = FIXED_TOKENS) -> Self:
+        """At most `limit` tokens in a micro-batch, padding included (source and target together)."""
+        padded = ShapeCost(per_token=1.0, per_target=1.0)
+        return cls(padded, limit, replace(padded, fixed=fixed_tokens), "tokens")
+
+    @classmethod
+    def sequences(cls, limit: int, *, fixed_tokens: float = FIXED_TOKENS) -> Self:
+        """At most `limit` sequences in a micro-batch, as a fixed micro-batch size has it."""
+        return cls(ShapeCost(per_sequence=1.0), limit, ShapeCost(fixed=fixed_tokens, per_token=1.0, per_target=1.0), "sequences")
+
+    def with_limit(self, limit: float) -> Budget:
+        """The same costs under another limit."""
+        return replace(self, limit=limit)
+
+    def cost_of(self, count: int, *lengths: int) -> float:
+        """The cost of one micro-batch."""
+        return float(self.cost(np.array([count]), *(np.array([length]) for length in lengths))[0])
+
+    def format(self, amount: float) -> str:
+        """An amount of this budget's unit, for a person."""
+        if self.unit == "bytes":
+            return format_bytes(round(amount))
+        if self.unit == "tokens":
+            return _("{count:,} tokens").format(count=round(amount))
+        return _("{count} sequences").format(count=round(amount))

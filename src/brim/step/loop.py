@@ -1,0 +1,248 @@
+"""The step for people who write their own loop.
+
+    for step in brim.steps(data, model, optimizer, effective_batch=64, budget=brim.Budget.tokens(4096), collate=collate):
+        entry = step.run()        # every micro-batch, the exact gradient, clipped and applied
+        scheduler.step()
+        print(entry.step, entry.loss)
+
+The loop stays the user's: what happens between steps, when to evaluate, when to save. What belongs to the promise is inside `run`.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from brim.errors import UsageError
+from brim.locale import _
+from brim.machine.device import CpuDevice, Device, TorchDevice
+from brim.step.batch import BatchPlan
+from brim.step.book import Book
+from brim.step.engine import Engine, Mark, Total
+from brim.step.loading import StepDataset, StepItem, lengths_of, the_only
+from brim.step.loss import counting_of, looking_on
+from brim.step.oom import Guard
+from brim.step.ranks import Ranks
+from brim.step.rehearsal import rehearse
+from brim.step.state import check_state, state_of
+from brim.step.update import Updater
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from brim.records import LedgerEntry
+    from brim.step.book import OnBroken
+    from brim.step.budget import Budget
+    from brim.step.loading import Collate
+    from brim.step.micro import Counting, MicroBatch
+
+
+class Steps:
+    """The optimizer steps of a run, each of exactly `effective_batch` sequences (the last of an epoch may be short).
+
+    `loss(model, batch)` is the mean loss of a batch; by default what the model returns as `loss`. What it is the mean of (`counting`) is
+    found out before the first step. `resume` is what `state()` gave when the weights were saved. `ledger` is a file or a folder.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        effective_batch: int,
+        budget: Budget,
+        collate: Collate,
+        loss: Callable[[torch.nn.Module, Any], torch.Tensor] | None = None,
+        counting: Counting | None = None,
+        epochs: int = 1,
+        seed: int = 0,
+        drop_last: bool = False,
+        lengths: Sequence[int] | None = None,
+        max_norm: float | None = 1.0,
+        scaler: torch.amp.GradScaler | None = None,
+        ledger: str | Path | None = None,
+        workers: int = 0,
+        resume: Mapping[str, Any] | None = None,
+        on_broken: OnBroken = "stop",
+    ) -> None:
+        if epochs < 1:
+            raise UsageError(_("{name} must be at least 1, and is {size}.").format(name="epochs", size=epochs))
+        self._model = model.module if isinstance(model, DistributedDataParallel) else model
+        self._optimizer, self._scaler, self._max_norm = optimizer, scaler, max_norm
+        self._loss = loss or _loss_of_model
+        parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        if not parameters:
+            raise UsageError(_("The model has no parameter that trains."))
+        self._torch_device = parameters[0].device
+        self.device = device_of(self._torch_device)
+        self._ranks = Ranks(parameters)
+        found = lengths_of(data) if lengths is None else lengths
+        self.plan = BatchPlan(found, effective_batch=effective_batch, seed=seed, drop_last=drop_last, ranks=self._ranks.size)
+        self.guard = Guard(budget)
+        self.done = check_state(self.plan, self.guard, resume)
+        """Optimizer steps taken since the start of the run."""
+        self._data = StepDataset(data, collate, self.plan, self.guard, self._ranks.rank)
+        self._workers = workers
+        self._last = epochs * self.plan.steps_per_epoch
+        rehearsal = rehearse(optimizer, self.device)
+        self._engine = Engine(
+            self._model, self._compute,
+            counting=counting or self._find_counting(), guard=self.guard, ranks=self._ranks, device=self.device, collate=collate,
+            on_split=warnings.warn,
+        )  # fmt: skip
+        self._updater = Updater(optimizer, scaler, max_norm, parameters, self.device, rehearsal)
+        self._book = Book(
+            self.plan, self.guard, self._ranks, self.device,
+            path=_ledger_file(ledger), resumed_from_step=self.done, on_broken=on_broken, notes=(rehearsal.note,),
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        return self._last - self.done
+
+    def state(self) -> dict[str, Any]:
+        """What continues this run elsewhere, on any number of GPUs: save it beside the weights. Plain values."""
+        self._updater.refuse_if_torn()
+        return state_of(self.plan, self.guard, self.done)
+
+    def __iter__(self) -> Iterator[Step]:
+        loader = DataLoader(
+            self._data, batch_sampler=[[step] for step in range(self.done, self._last)], collate_fn=the_only,
+            num_workers=self._workers, pin_memory=self._torch_device.type == "cuda",
+        )  # fmt: skip
+        finished, reason = False, _("The loop was left.")
+        try:
+            items = iter(loader)
+            while self.done < self._last:
+                self._updater.refuse_if_torn()
+                before, began = self.done, time.perf_counter()
+                item, error = _next(items, before)
+                yield Step(self, item, time.perf_counter() - began, error)
+                self._check_that_it_ran(before)
+            finished, reason = True, ""
+        except Exception as error:
+            reason = str(error) or type(error).__name__
+            raise
+        finally:
+            self._book.close(finished=finished, reason=reason)
+
+    def _check_that_it_ran(self, before: int) -> None:
+        if self.done == before:
+            raise UsageError(_("Step {step} was not run.").format(step=before + 1), hint=_("Call step.run() in the loop."))
+
+    def _run(self, item: StepItem, wait_seconds: float, error: Exception | None) -> LedgerEntry:
+        if item.step != self.done:
+            raise UsageError(_("Step {step} was run already.").format(step=item.step + 1))
+        self._book.begin(wait_seconds)
+        self._model.train()
+        total = self._engine.accumulate(item, error)
+        rate = float(self._optimizer.param_groups[0]["lr"])
+        norm = self._updater.clip(lambda: self._engine.accumulate_again(item))
+        skipped = self._update(total)
+        self.done += 1
+        return self._book.end(item, total, grad_norm=norm, learning_rate=rate, skipped=skipped)
+
+    def _update(self, total: Total) -> bool:
+        if not total.items:
+            warnings.warn(
+                _("Step {step} has no supervised token: nothing was learned from it.").format(step=self.done + 1), stacklevel=4
+            )
+            self._engine.clear_gradients()
+            return True
+        try:
+            return self._updater.step()
+        finally:
+            self._engine.clear_gradients()
+
+    def _compute(self, batch: Any, items: int, weight: float, mark: Mark) -> torch.Tensor:  # noqa: ARG002 (a trainer wants items)
+        loss = self._loss(self._model, to_device(batch, self._torch_device))
+        mark.phase = "backward"
+        weighted = loss * weight
+        (weighted if self._scaler is None else self._scaler.scale(weighted)).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _find_counting(self) -> Counting:
+        def mean_loss(batch: Any, _items: int) -> float:
+            return float(self._loss(self._model, to_device(batch, self._torch_device)))
+
+        with looking_on(self._model, self._torch_device):
+            return counting_of(self._data, mean_loss, next(self._model.parameters()).dtype)
+
+
+steps = Steps
+"""As a verb: `for step in brim.steps(...)`."""
+
+
+class Step:
+    """One optimizer step that is due."""
+
+    def __init__(self, owner: Steps, item: StepItem, wait_seconds: float, error: Exception | None = None) -> None:
+        self._owner, self._item, self._wait_seconds, self._error = owner, item, wait_seconds, error
+
+    @property
+    def number(self) -> int:
+        """Counted from 1."""
+        return self._item.step + 1
+
+    @property
+    def sequence_ids(self) -> list[int]:
+        """The sequences of the global batch, on all ranks."""
+        ids: list[int] = self._item.promised.tolist()
+        return ids
+
+    @property
+    def micro_batches(self) -> tuple[MicroBatch, ...]:
+        """This rank's share, as it was sliced."""
+        return self._item.micro
+
+    def run(self) -> LedgerEntry:
+        """Take the step. Once."""
+        return self._owner._run(self._item, self._wait_seconds, self._error)  # noqa: SLF001 (a step is a part of its loop)
+
+
+def device_of(device: torch.device) -> Device:
+    """The device that brim watches for this one of torch's."""
+    return CpuDevice() if device.type == "cpu" else TorchDevice(device.type, device.index or 0)
+
+
+def _next(items: Iterator[StepItem], step: int) -> tuple[StepItem, Exception | None]:
+    """The next item, or why there is none: told to the other ranks before it is raised, for they would wait."""
+    try:
+        return next(items), None
+    except Exception as error:  # noqa: BLE001 (raised by the engine)
+        return StepItem(step, np.empty(0, np.int64), ()), error
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The tensors of a batch on the device; a mapping is copied, so that whoever gets it may take it apart."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict) or hasattr(batch, "keys"):
+        return {key: to_device(batch[key], device) for key in batch.keys()}  # noqa: SIM118 (a BatchEncoding iterates otherwise)
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch
+
+
+def _loss_of_model(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    output = model(**batch)
+    loss = output["loss"] if isinstance(output, dict) or hasattr(output, "keys") else output[0]
+    if not isinstance(loss, torch.Tensor):
+        raise UsageError(
+            _("The model returned no loss."), hint=_("Give labels in the batch, or loss=..., a function of model and batch.")
+        )
+    return loss
+
+
+def _ledger_file(ledger: str | Path | None) -> Path | None:
+    if ledger is None:
+        return None
+    path = Path(ledger)
+    return path if path.suffix == ".jsonl" else path / "ledger.jsonl"

@@ -1,0 +1,109 @@
+"""What the loss of a model is a mean of, found out by asking it, before the first step.
+
+The exact gradient needs every micro-batch weighed by the number of things that its loss averages over. Nothing declares that number: causal
+models count the labels after the first, encoders all labels, classifiers rows, and some models take the mean themselves whatever the
+trainer passes (transformers#47688). So two sequences are run alone and together: the mean over both must be the mean of
+both means, weighed by the right count. Whatever count that is, is the one to use; if none is, slices would change the gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from brim.errors import UnsupportedError
+from brim.locale import _
+from brim.step.randomness import Randomness
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from brim.step.loading import StepDataset
+    from brim.step.micro import Counting, MicroBatch
+
+MeanLoss = Callable[[Any, int], float]
+"""`loss(batch, items)`: the mean loss of a batch of which we believe that it has `items` items; without gradient, dropout off."""
+
+_ORDER: Final[tuple[Counting, ...]] = ("next-token", "token", "sequence")
+_SHORT_ONES: Final = 16
+
+
+def counting_of(data: StepDataset, mean_loss: MeanLoss, dtype: torch.dtype) -> Counting:
+    """What the loss is the mean of, asked with the shortest sequences of the first step."""
+    first = data.plan.global_batch(0)
+    lengths = data.plan.lengths_of(first).reshape(len(first), -1).sum(axis=1)
+    short = first[lengths.argsort(kind="stable")[:_SHORT_ONES]]
+    alone = [data.micro_batch(short[place : place + 1]) for place in range(len(short))]
+    tolerance = 1e-3 if dtype == torch.float32 else 3e-2
+    return find_counting(alone, lambda places: data.micro_batch(short[list(places)]), mean_loss, tolerance=tolerance)
+
+
+@contextmanager
+def looking_on(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
+    """Run the model without a trace: no gradient, no dropout, no random number used up."""
+    randomness = Randomness.of(device)
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+        randomness.restore(device)
+
+
+def find_counting(
+    candidates: Sequence[MicroBatch], together: Callable[[Sequence[int]], MicroBatch], mean_loss: MeanLoss, *, tolerance: float
+) -> Counting:
+    """The counting under which the loss of two sequences together follows from that of each alone.
+
+    `candidates` are micro-batches of one sequence, short ones first; `together` collates several of them (by their place in the list).
+    """
+    chosen = _two_that_differ(candidates)
+    if not chosen:
+        return "next-token"
+    alone = [candidates[place] for place in chosen]
+    both = together(chosen)
+    misses = {counting: _miss(alone, both, counting, mean_loss) for counting in _ORDER}
+    best = min(misses, key=lambda counting: misses[counting])
+    # Countings that differ by a token in a hundred cannot be told apart at half precision: the usual one, then.
+    for counting in _ORDER:
+        if misses[counting] <= max(tolerance, 2 * misses[best]) and misses[best] <= tolerance:
+            return counting
+    raise UnsupportedError(
+        _("The loss of this model is not a mean over its labels: for two sequences together it misses by {miss:.1%}.").format(
+            miss=misses[best]
+        ),
+        hint=_(
+            "Slices would then change the gradient. Either the model is wrong at batch sizes above 1 (padding or position ids), or its "
+            "loss averages over something else: return the mean over labels that are not -100."
+        ),
+    )
+
+
+def _two_that_differ(candidates: Sequence[MicroBatch]) -> list[int]:
+    """Two sequences with labels, as different in their number as the short ones have; one if there is no more."""
+    counts = {place: micro.items("next-token") for place, micro in enumerate(candidates)}
+    usable = [place for place, count in counts.items() if count > 1] or [place for place, count in counts.items() if count]
+    if not usable:
+        return []
+    fewest, most = min(usable, key=lambda place: counts[place]), max(usable, key=lambda place: counts[place])
+    if fewest != most:
+        return [fewest, most]
+    return usable[:2]
+
+
+def _miss(alone: Sequence[MicroBatch], both: MicroBatch, counting: Counting, mean_loss: MeanLoss) -> float:
+    """By how much the loss of the whole differs from what its parts say, as a share."""
+    items = [micro.items(counting) for micro in alone]
+    losses = [mean_loss(micro.batch, count) for micro, count in zip(alone, items, strict=True)]
+    expected = sum(loss * count for loss, count in zip(losses, items, strict=True)) / max(1, sum(items))
+    found = mean_loss(both.batch, both.items(counting))
+    if not (math.isfinite(expected) and math.isfinite(found)):
+        return math.inf
+    return abs(found - expected) / max(abs(expected), 1e-6)

@@ -1,0 +1,188 @@
+"""Out of memory inside a step: what is left behind, what is learned, and what is said when nothing smaller is left to try.
+
+The phase decides. In *forward* nothing has been written yet, so the failed micro-batch is split and the step goes on. In *backward*
+autograd has already added part of the failure to `.grad`, so the gradients are cleared and the global batch is run again in smaller
+slices. In the *optimizer* weights and state are half changed: never tried again, never saved.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from brim.errors import OutOfMemoryError, out_of_memory_family
+from brim.locale import _
+from brim.sizes import format_bytes
+from brim.workload.words import Phase
+
+if TYPE_CHECKING:
+    from brim.machine.device import Device
+    from brim.step.budget import Budget
+    from brim.step.micro import MicroBatch
+
+BACK_OFF: Final = 0.9
+"""What is left of a cost that failed, as the next limit: far enough below for an allocator's fragments, near enough to lose little."""
+CLIMB_AFTER: Final = 20
+"""Clean steps after which the limit is raised again; twice as many each time that raising it failed."""
+CLIMB: Final = 1.1
+
+_REQUESTED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB|KB|MB|GB)")
+_UNITS: Final = {
+    "bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "KB": 1000, "MB": 10**6, "GB": 10**9,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One out-of-memory, without the error itself: its traceback would hold what must be freed."""
+
+    phase: Phase
+    family: str
+    requested_bytes: int | None
+    message: str
+
+
+def failure_of(error: BaseException, phase: Phase) -> Failure | None:
+    """What kind of out-of-memory this is; None for any other error."""
+    family = out_of_memory_family(error)
+    if family is None:
+        return None
+    message = str(error)
+    return Failure(phase, family, requested_bytes(message), message.strip().partition("\n")[0])
+
+
+def requested_bytes(message: str) -> int | None:
+    """How much the allocator was asked for when it failed, where its message tells."""
+    found = _REQUESTED.search(message)
+    return round(float(found[1]) * _UNITS[found[2]]) if found else None
+
+
+def release(error: BaseException, device: Device) -> None:
+    """Free what a failure holds: the frames that it passed through, the graph that they hold, the allocator's cache."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        current = waiting.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        waiting += [current.__cause__, current.__context__]
+        traceback.clear_frames(current.__traceback__)
+        current.__traceback__ = None
+    gc.collect()
+    device.give_back()
+
+
+class Guard:
+    """The limit in force. It starts at the budget's, falls below what failed, and climbs back when the outlier has passed.
+
+    It lives in shared memory, because the workers of a loader slice by it.
+    """
+
+    def __init__(self, budget: Budget, *, climb_after: int = CLIMB_AFTER) -> None:
+        self.budget = budget
+        self._limit = torch.tensor([float(budget.limit)], dtype=torch.float64)
+        self._limit.share_memory_()  # type: ignore[no-untyped-call]
+        self._climb_after = climb_after
+        self._clean = 0
+        self._is_climbing = False
+
+    @property
+    def limit(self) -> float:
+        """What a micro-batch may cost now."""
+        return float(self._limit[0])
+
+    @property
+    def in_force(self) -> Budget:
+        """The budget with the limit of now."""
+        return self.budget.with_limit(self.limit)
+
+    def cost_of(self, micro: MicroBatch) -> float:
+        """The predicted cost of a micro-batch."""
+        return self.budget.cost_of(len(micro), *micro.padded)
+
+    def allows(self, micro: MicroBatch) -> bool:
+        """Whether it is within the limit, or cannot be made smaller."""
+        return len(micro) == 1 or self.cost_of(micro) <= self.limit
+
+    def learn(self, micro: MicroBatch) -> None:
+        """This micro-batch ran out of memory. One sequence alone teaches nothing that a limit could mend."""
+        self._clean = 0
+        if len(micro) == 1:
+            return
+        if self._is_climbing:
+            self._climb_after *= 2
+            self._is_climbing = False
+        self._limit[0] = min(self.limit, BACK_OFF * self.cost_of(micro))
+
+    def step_was_clean(self) -> None:
+        """A whole step went through without a split."""
+        if self.limit >= self.budget.limit:
+            return
+        self._clean += 1
+        if self._clean >= self._climb_after:
+            self._clean = 0
+            self._is_climbing = True
+            self._limit[0] = min(self.budget.limit, CLIMB * self.limit)
+
+    def state(self) -> dict[str, float]:
+        """What it has learned, for a checkpoint."""
+        return {"limit": self.limit, "clean": self._clean, "climb_after": self._climb_after}
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Take over what an earlier run has learned, if its budget was the same; another device learns for itself."""
+        self._limit[0] = min(self.budget.limit, state["limit"])
+        self._clean, self._climb_after = int(state["clean"]), int(state["climb_after"])
+
+
+def does_not_fit_alone(micro: MicroBatch, failure: Failure, device: Device, longest_tokens: int) -> OutOfMemoryError:
+    """The last word: one sequence, alone, is too much."""
+    reading = device.read()
+    text = _(
+        "Sequence {index} ({tokens} tokens) does not fit even alone: out of memory in {phase}, {used} of {total} in use{more}."
+    )
+    asked = failure.requested_bytes
+    return OutOfMemoryError(
+        text.format(
+            index=int(micro.ids[0]),
+            tokens=" + ".join(f"{length:,}" for length in micro.padded),
+            phase=failure.phase,
+            used=format_bytes(reading.total_bytes - reading.free_bytes),
+            total=format_bytes(reading.total_bytes),
+            more="" if asked is None else _(", {bytes} more asked for").format(bytes=format_bytes(asked)),
+        ),
+        family=failure.family,
+        hint=_hint(longest_tokens),
+    )
+
+
+def _hint(longest_tokens: int) -> str:
+    ways = _("Or save memory: gradient checkpointing, LoRA, an 8-bit optimizer, a smaller model.")
+    if not longest_tokens:
+        return _("Nothing has fitted yet. Shorten the sequences.") + " " + ways
+    text = _("Sequences of up to {tokens:,} tokens have fitted in this run: shorten the longer ones to that.")
+    return text.format(tokens=longest_tokens) + " " + ways
+
+
+def half_changed(failure: Failure, device: Device, checkpoint: str | None) -> OutOfMemoryError:
+    """Memory ran out inside the optimizer: some weights have moved and others have not, so there is nothing to go on with or to save."""
+    reading = device.read()
+    text = _(
+        "Out of memory in the optimizer's step ({used} of {total} in use). The weights are half changed, so this run ends here and does "
+        "not save them."
+    )
+    again = (
+        _("No checkpoint was saved yet: start again.")
+        if checkpoint is None
+        else _("The last checkpoint is whole: go on with resume_from_checkpoint={path!r}.").format(path=checkpoint)
+    )
+    return OutOfMemoryError(
+        text.format(used=format_bytes(reading.total_bytes - reading.free_bytes), total=format_bytes(reading.total_bytes)),
+        family=failure.family,
+        hint=again + " " + _("A smaller micro-batch does not help: use an 8-bit optimizer or Adafactor, or LoRA."),
+    )

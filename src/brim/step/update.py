@@ -1,0 +1,90 @@
+"""The end of an optimizer step: unscale, clip, step. Here running out of memory cannot always be mended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from brim.errors import RunError
+from brim.locale import _
+from brim.step.oom import failure_of, half_changed, release
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from brim.machine.device import Device
+    from brim.step.rehearsal import Rehearsal
+
+
+class Updater:
+    """Steps one optimizer, or says that it must not be gone on with."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler | None,
+        max_norm: float | None,
+        parameters: Sequence[torch.nn.Parameter],
+        device: Device,
+        rehearsal: Rehearsal,
+    ) -> None:
+        self._optimizer, self._scaler, self._max_norm = optimizer, scaler, max_norm
+        self._parameters, self._device, self._rehearsal = parameters, device, rehearsal
+        self._is_torn = False
+
+    def clip(self, again: Callable[[], Any]) -> float:
+        """The norm of the gradient, clipped. Nothing has been stepped yet, so out of memory here costs the accumulation once more."""
+        try:
+            return self._clip()
+        except Exception as error:
+            if failure_of(error, "backward") is None:
+                raise
+            release(error, self._device)
+        forget_unscaling(self._scaler, self._optimizer)
+        again()
+        return self._clip()
+
+    def _clip(self) -> float:
+        if self._scaler is not None and any(parameter.grad is not None for parameter in self._parameters):
+            self._scaler.unscale_(self._optimizer)
+        limit = float("inf") if self._max_norm is None else self._max_norm
+        return float(torch.nn.utils.clip_grad_norm_(self._parameters, limit))
+
+    def step(self) -> bool:
+        """Whether it was skipped: fp16 overflowed, and the scaler took the scale down."""
+        self._rehearsal.release()
+        try:
+            return self._step()
+        except Exception as error:
+            failure = failure_of(error, "optimizer")
+            if failure is None:
+                raise
+            self._is_torn = True
+            release(error, self._device)
+        raise half_changed(failure, self._device, None)
+
+    def _step(self) -> bool:
+        if self._scaler is None:
+            self._optimizer.step()
+            return False
+        scale = self._scaler.get_scale()
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        return self._scaler.get_scale() < scale
+
+    def refuse_if_torn(self) -> None:
+        """After a failure in the middle of the optimizer's step there is nothing to go on with."""
+        if self._is_torn:
+            raise RunError(
+                _(
+                    "Memory ran out in the middle of the optimizer's step: the weights are half changed, and nothing goes on from them."
+                ),
+                hint=_("Load the last checkpoint."),
+            )
+
+
+def forget_unscaling(scaler: torch.amp.GradScaler | None, optimizer: torch.optim.Optimizer) -> None:
+    """The gradients will be made anew: they are scaled again, whatever the scaler remembers of the old ones."""
+    if scaler is not None:
+        scaler._per_optimizer_states.pop(id(optimizer), None)  # noqa: SLF001 (torch has no other way to say it)

@@ -1,0 +1,41 @@
+"""brim's part in the Trainer's own life: an entry of the ledger after each step, the state of the run in each checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import ExportableState, TrainerCallback
+
+if TYPE_CHECKING:
+    from brim.trainer.hf import BrimMixin
+
+
+class Bookkeeper(TrainerCallback, ExportableState):
+    """What must happen at certain moments of training."""
+
+    def __init__(self, trainer: BrimMixin) -> None:
+        self._trainer = trainer
+
+    def on_step_end(self, *_details: Any, **_keywords: Any) -> None:
+        """The optimizer has stepped."""
+        self._trainer.running.end_step()
+
+    def on_train_end(self, *_details: Any, **_keywords: Any) -> None:
+        """The Trainer's loop is done, by plan or because a callback said so."""
+        self._trainer.running.close(finished=True)
+
+    def state(self) -> dict[str, Any]:
+        """What goes into `trainer_state.json`, and so is saved with it or not at all."""
+        return {"args": {}, "attributes": {"state": self._trainer.running.state()}}
+
+    def saved_in(self, checkpoint: str | None) -> dict[str, Any] | None:
+        """Brim's state in a checkpoint; None where there is no checkpoint, or one that was made without brim."""
+        if checkpoint is None:
+            return None
+        saved = json.loads((Path(checkpoint) / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+        kept: dict[str, Any] = saved.get("stateful_callbacks", {}).get(type(self).__name__, {})
+        found: dict[str, Any] | None = kept.get("attributes", {}).get("state")
+        return found

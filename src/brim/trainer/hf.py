@@ -1,0 +1,357 @@
+"""The step engine inside transformers' Trainer, and inside whatever is built on it.
+
+    trainer = Trainer(...)            # or Seq2SeqTrainer, or TRL's SFTTrainer
+    brim.attach(trainer)
+    trainer.train()
+
+The Trainer's loop pulls a fixed number of batches for each optimizer step, and accelerate deals foreign batches anew; so one item of
+the loader is one rank's share of one whole optimizer step, and the Trainer's own accumulation is 1. Each micro-batch still goes
+through the trainer's own `training_step` and `compute_loss`, with all that a subclass does there. Callbacks, logging, evaluation,
+checkpoints and `resume_from_checkpoint` are the Trainer's.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+from transformers import Trainer
+from transformers.trainer import TRAINER_STATE_NAME
+
+from brim.errors import OutOfMemoryError, UsageError
+from brim.locale import _
+from brim.step.batch import BatchPlan
+from brim.step.budget import Budget
+from brim.step.loading import StepDataset, StepItem, StepSampler, lengths_of, the_only
+from brim.step.oom import Guard, failure_of, release
+from brim.trainer.callback import Bookkeeper
+from brim.trainer.refusals import refuse_what_cannot_be_promised
+from brim.trainer.run import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from brim.step.book import OnBroken
+
+# Whatever class of Trainer stands behind it; not one that mypy could know.
+_AnyTrainer: Any = object
+
+
+class BrimMixin(_AnyTrainer):  # type: ignore[misc]
+    """Put before a Trainer class: `class MyTrainer(BrimMixin, Trainer)`.
+
+    `effective_batch` is by default what the arguments multiply to: batch size x accumulation x processes. `budget` is what a micro-batch
+    may cost; by default as many padded tokens as the arguments' batch size would have at the longest sequence, so that memory peaks no
+    higher than it would without brim. `lengths` are the tokens of each training sequence, where they cannot be seen. The ledger is
+    written to `ledger.jsonl` in the output folder, or to the file given, or not at all (False).
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        effective_batch: int | None = None,
+        budget: Budget | None = None,
+        lengths: Sequence[int] | None = None,
+        ledger: str | Path | bool = True,
+        on_broken: OnBroken = "stop",
+        **keywords: Any,
+    ) -> None:
+        super().__init__(*args, **keywords)
+        self._begin(effective_batch=effective_batch, budget=budget, lengths=lengths, ledger=ledger, on_broken=on_broken)
+
+    def _begin(
+        self,
+        *,
+        effective_batch: int | None = None,
+        budget: Budget | None = None,
+        lengths: Sequence[int] | None = None,
+        ledger: str | Path | bool = True,
+        on_broken: OnBroken = "stop",
+    ) -> None:
+        refuse_what_cannot_be_promised(self)
+        args = self.args
+        per_process = args.per_device_train_batch_size
+        self.effective_batch = effective_batch or per_process * args.gradient_accumulation_steps * max(1, args.world_size)
+        """Sequences in every optimizer step, over all processes."""
+        self._budget, self._lengths, self._ledger, self._on_broken = budget, lengths, ledger, on_broken
+        args.gradient_accumulation_steps = 1
+        self.accelerator.gradient_accumulation_steps = 1
+        self._run: Run | None = None
+        self._bookkeeper = Bookkeeper(self)
+        self.add_callback(self._bookkeeper)
+
+    # The data: one item is one rank's share of one step.
+
+    def get_train_dataloader(self) -> DataLoader[StepItem]:
+        """Numbers of steps go in; micro-batches that fit come out."""
+        data, collate = self.train_dataset, self.data_collator
+        if data is None:
+            raise UsageError(_("There is no training data."), hint=_("Give the trainer train_dataset=..."))
+        plan = self._plan(data)
+        if hasattr(data, "column_names"):
+            data = self._remove_unused_columns(data, description="training")
+        else:
+            collate = self._get_collator_with_removed_columns(collate, description="training")
+        guard = Guard(self._budget or self._same_peak(plan))
+        steps = StepDataset(data, collate, plan, guard, self.args.process_index)
+        self._run = Run(self, plan, guard, steps)
+        return DataLoader(
+            steps,
+            batch_sampler=StepSampler(plan),
+            collate_fn=the_only,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory and self.args.device.type != "cpu",
+            persistent_workers=self.args.dataloader_persistent_workers,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+        )
+
+    def _plan(self, data: Any) -> BatchPlan:
+        if self._lengths is None:
+            has_targets = bool(getattr(getattr(self.model, "config", None), "is_encoder_decoder", False))
+            self._lengths = cast("Any", lengths_of(data, column=self.args.length_column_name, has_targets=has_targets))
+        elif len(self._lengths) != len(data):
+            text = _("There are {lengths} lengths for {sequences} sequences.")
+            raise UsageError(text.format(lengths=len(self._lengths), sequences=len(data)))
+        return BatchPlan(
+            self._lengths,
+            effective_batch=self.effective_batch,
+            seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
+            drop_last=self.args.dataloader_drop_last,
+            ranks=max(1, self.args.world_size),
+        )
+
+    def _same_peak(self, plan: BatchPlan) -> Budget:
+        """Padded tokens of the arguments' own batch size at the longest sequence. Shorter rows never need more for as many tokens."""
+        longest = np.atleast_2d(plan.lengths_of(np.arange(plan.n)).T).max(axis=1)
+        return Budget.tokens(self.args.per_device_train_batch_size * int(longest.sum()))
+
+    def num_examples(self, dataloader: DataLoader[Any]) -> int:
+        """Sequences, not steps."""
+        data = dataloader.dataset
+        return data.plan.n if isinstance(data, StepDataset) else int(super().num_examples(dataloader))
+
+    def get_total_train_batch_size(self, _args: Any) -> int:
+        """What the Trainer logs and counts samples by."""
+        return self.effective_batch
+
+    def _run_epoch(self, *args: Any, epoch: int, train_dataloader: DataLoader[Any], **keywords: Any) -> Any:
+        cast("StepSampler", train_dataloader.batch_sampler).set_epoch(epoch)
+        return super()._run_epoch(*args, epoch=epoch, train_dataloader=train_dataloader, **keywords)
+
+    def get_batch_samples(self, epoch_iterator: Iterator[StepItem], _num_batches: int, _device: Any) -> tuple[list[Any], None]:
+        """The next item, and how long it was waited for. An error is kept for the step, where the other ranks can hear of it."""
+        began = time.perf_counter()
+        try:
+            item: Any = next(epoch_iterator)
+        except StopIteration:
+            return [], None
+        except Exception as error:
+            if self.running.ranks.size == 1:
+                raise
+            item = error
+        self.running.wait_seconds = time.perf_counter() - began
+        return [item], None
+
+    # The step.
+
+    @property
+    def running(self) -> Run:
+        """The engine of the training that is going on."""
+        if self._run is None:
+            raise UsageError(_("Training has not begun."))
+        return self._run
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
+        model, loader = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        run = self.running
+        run.check_resumed(self._bookkeeper.saved_in(resume_from_checkpoint))
+        plain = model.module if isinstance(model, DistributedDataParallel) else model
+        run.prepare(plain, super().training_step, path=self._ledger_file(), on_broken=self._on_broken)
+        return model, loader
+
+    def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """One whole optimizer step's gradient, or, for a plain batch, what the Trainer does."""
+        if isinstance(inputs, Exception):
+            self.running.accumulate(None, inputs)
+        if not isinstance(inputs, StepItem):
+            return cast("torch.Tensor", super().training_step(model, inputs, num_items_in_batch))
+        loss = self.running.accumulate(inputs)
+        return torch.tensor(loss, device=self.args.device)
+
+    def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
+        return self.running.clip(lambda: super(BrimMixin, self)._clip_grad_norm(model))
+
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        norm = self.running.clip(lambda: super(BrimMixin, self)._get_grad_norm(model, grad_norm=grad_norm))
+        self.running.grad_norm = float(norm)
+        return norm
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Of every micro-batch as it was planned."""
+        if not isinstance(inputs, StepItem):
+            return int(super().floating_point_ops(inputs))
+        return sum(int(super(BrimMixin, self).floating_point_ops(micro.batch)) for micro in inputs.micro)
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        if not isinstance(inputs, StepItem):
+            super()._track_num_input_tokens(inputs)
+        elif self.args.include_num_input_tokens_seen != "no":
+            wants_real = self.args.include_num_input_tokens_seen == "non_padding"
+            tallies = self.running.total.tallies
+            self.state.num_input_tokens_seen += sum(tally.tokens if wants_real else tally.padded_tokens for tally in tallies)
+
+    # What happens around the step.
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **keywords: Any) -> Any:
+        """As the Trainer's. `True` takes the last checkpoint that is whole."""
+        if self.args.auto_find_batch_size:
+            refuse_what_cannot_be_promised(self)
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = last_whole_checkpoint(self.args.output_dir)
+        reason = ""
+        try:
+            return super().train(resume_from_checkpoint, *args, **keywords)
+        except BaseException as error:
+            reason = str(error) or type(error).__name__
+            if self._run is None or not self._run.is_updating:
+                raise
+            failure = failure_of(error, "optimizer")
+            if failure is None:
+                raise
+            release(error, self.running.device)
+            reason = _("Out of memory in the optimizer's step.")
+        finally:
+            if self._run is not None and reason:
+                self._run.close(finished=False, reason=reason)
+        raise self.running.half_changed(failure, last_whole_checkpoint(self.args.output_dir, missing_is_error=False))
+
+    def evaluate(self, *args: Any, **keywords: Any) -> dict[str, float]:
+        """As the Trainer's; when it runs out of memory, with half the evaluation batch. The training batch has nothing to do with it."""
+        while True:
+            try:
+                return cast("dict[str, float]", super().evaluate(*args, **keywords))
+            except Exception as error:
+                size = self.args.per_device_eval_batch_size
+                if failure_of(error, "evaluation") is None:
+                    raise
+                if size == 1 or self.args.world_size > 1:
+                    raise _evaluation_does_not_fit(size) from error
+                self._free(error)
+            self.args.per_device_eval_batch_size = size // 2
+            # Loaders with workers that stay are kept by the Trainer, with their batch size.
+            getattr(self, "_eval_dataloaders", {}).clear()
+            text = _("Evaluation ran out of memory: its batch size goes from {old} to {new}. Training goes on as it was.")
+            warnings.warn(text.format(old=size, new=size // 2), stacklevel=2)
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        if self._run is not None:
+            self._run.refuse_if_torn()
+        for is_last in (self.args.world_size > 1, True):
+            try:
+                super()._save_checkpoint(model, trial)
+                break
+            except Exception as error:
+                if failure_of(error, "saving") is None:
+                    raise
+                if is_last:
+                    raise _saving_does_not_fit(self.state.global_step) from error
+                self._free(error)
+            warnings.warn(_("Saving ran out of memory: freed what can be freed, and tries once more."), stacklevel=2)
+
+    def _free(self, error: BaseException) -> None:
+        from brim.step.loop import device_of
+
+        release(error, device_of(self.args.device))
+
+    def _ledger_file(self) -> Path | None:
+        if self._ledger is False:
+            return None
+        if self._ledger is True:
+            folder = Path(self.args.output_dir)
+            if self.args.process_index == 0:
+                folder.mkdir(parents=True, exist_ok=True)
+            return folder / "ledger.jsonl"
+        return Path(self._ledger)
+
+
+class BrimTrainer(BrimMixin, Trainer):  # type: ignore[misc]
+    """transformers' Trainer with brim's step."""
+
+
+def attach(
+    trainer: Trainer,
+    *,
+    effective_batch: int | None = None,
+    budget: Budget | None = None,
+    lengths: Sequence[int] | None = None,
+    ledger: str | Path | bool = True,
+    on_broken: OnBroken = "stop",
+) -> Trainer:
+    """Give a Trainer that exists already brim's step: `brim.attach(trainer)`, then `trainer.train()` as ever.
+
+    See `BrimMixin` for the options. It works on any subclass, and returns the same object.
+    """
+    if isinstance(trainer, BrimMixin):
+        raise UsageError(_("brim is attached to this trainer already."))
+    if not isinstance(cast("object", trainer), Trainer):
+        text = _("brim.attach takes a transformers Trainer, and this is a {kind}.")
+        raise UsageError(text.format(kind=type(trainer).__name__), hint=_("For a loop of your own, see brim.steps."))
+    kind = type(trainer)
+    trainer.__class__ = type(f"Brim{kind.__name__}", (BrimMixin, kind), {})
+    try:
+        attached: Any = trainer
+        options = {
+            "effective_batch": effective_batch,
+            "budget": budget,
+            "lengths": lengths,
+            "ledger": ledger,
+            "on_broken": on_broken,
+        }
+        attached._begin(**options)  # noqa: SLF001 (the rest of its construction)
+    except BaseException:
+        trainer.__class__ = kind
+        raise
+    return trainer
+
+
+def last_whole_checkpoint(folder: str | Path, *, missing_is_error: bool = True) -> str | None:
+    """The newest checkpoint that was written to its end: the Trainer's state is the last of its files."""
+    found = sorted(Path(folder).glob("checkpoint-*"), key=_step_of, reverse=True)
+    whole = next((path for path in found if _is_whole(path)), None)
+    if whole is None and missing_is_error:
+        text = _("There is no whole checkpoint in {folder}.")
+        raise UsageError(text.format(folder=folder), hint=_("Start without resume_from_checkpoint."))
+    return None if whole is None else str(whole)
+
+
+def _step_of(path: Path) -> int:
+    number = path.name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else -1
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        json.loads((path / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _saving_does_not_fit(step: int) -> OutOfMemoryError:
+    return OutOfMemoryError(
+        _("Saving the checkpoint of step {step} ran out of memory. The weights in memory are well.").format(step=step),
+        hint=_("Save less at once: save_only_model=True, or LoRA. The last whole checkpoint can be gone on from."),
+    )
+
+
+def _evaluation_does_not_fit(size: int) -> OutOfMemoryError:
+    text = _("Evaluation ran out of memory with a batch of {size}. Training itself is well.")
+    hint = _("Set per_device_eval_batch_size lower, eval_accumulation_steps=1, or shorten the evaluation sequences.")
+    return OutOfMemoryError(text.format(size=size), hint=hint)

@@ -1,0 +1,217 @@
+"""One call of `train()`: the engine, the book and the optimizer's hooks, put together around a Trainer."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from brim.errors import RunError, UsageError
+from brim.locale import _
+from brim.step.book import Book
+from brim.step.engine import Engine, Mark, Total
+from brim.step.loop import device_of
+from brim.step.loss import counting_of, looking_on
+from brim.step.oom import Failure, failure_of, half_changed, release
+from brim.step.ranks import Ranks
+from brim.step.rehearsal import Rehearsal, rehearse
+from brim.step.state import check_state, state_of
+from brim.step.update import forget_unscaling
+from brim.trainer.metrics import metrics_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from brim.errors import OutOfMemoryError
+    from brim.step.batch import BatchPlan
+    from brim.step.book import OnBroken
+    from brim.step.loading import StepDataset, StepItem
+    from brim.step.oom import Guard
+
+_TOLD = (
+    "learning_rate", "lr_scheduler_type", "optim", "max_grad_norm", "fp16", "bf16", "gradient_checkpointing", "num_train_epochs",
+    "max_steps",
+)  # fmt: skip
+"""Arguments that the ledger's header repeats."""
+
+
+class Run:
+    """Lives from the loader's making to the end of training."""
+
+    def __init__(self, trainer: Any, plan: BatchPlan, guard: Guard, data: StepDataset) -> None:
+        self._trainer = trainer
+        self.plan, self.guard, self._data = plan, guard, data
+        self.device = device_of(trainer.args.device)
+        self.ranks: Ranks
+        self.total = Total(())
+        """What all ranks did in the step that was accumulated last."""
+        self.grad_norm: float | None = None
+        self.wait_seconds = 0.0
+        self.is_updating = False
+        """Inside the optimizer's step: what fails now leaves the weights half changed."""
+        self._is_torn = False
+        self._done = 0
+        self._item: StepItem | None = None
+        self._rate: float | None = None
+        self._rehearsal = Rehearsal()
+        self._book: Book | None = None
+
+    def check_resumed(self, saved: dict[str, Any] | None) -> None:
+        """A run that goes on must have the same data, seed and effective batch."""
+        self._done = self._trainer.state.global_step
+        if saved is not None:
+            check_state(self.plan, self.guard, saved)
+        elif self._done:
+            text = _("This checkpoint was made without brim: from step {step} on the order of the data is another.")
+            warnings.warn(text.format(step=self._done + 1), stacklevel=2)
+
+    def prepare(
+        self, model: torch.nn.Module, training_step: Callable[..., torch.Tensor], *, path: Path | None, on_broken: OnBroken
+    ) -> None:
+        """The model and the optimizer are there: rehearse, ask what the loss counts, open the ledger."""
+        self._model, self._training_step = model, training_step
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not parameters:
+            raise UsageError(_("The model has no parameter that trains."))
+        self.ranks = Ranks(parameters)
+        self._rehearsal = rehearse(self._optimizer, self.device)
+        self._engine = Engine(
+            model, self._compute,
+            counting=self._counting(), guard=self.guard, ranks=self.ranks, device=self.device, collate=self._data.collate,
+            on_split=lambda sentence: warnings.warn(sentence, stacklevel=2),
+        )  # fmt: skip
+        self._optimizer.register_step_pre_hook(self._begin_update)
+        self._optimizer.register_step_post_hook(self._end_update)
+        args = self._trainer.args
+        self._book = Book(
+            self.plan, self.guard, self.ranks, self.device,
+            path=path, resumed_from_step=self._done, on_broken=on_broken, notes=(self._rehearsal.note,),
+            configuration={name: _plain(getattr(args, name, None)) for name in _TOLD},
+        )  # fmt: skip
+
+    @property
+    def _optimizer(self) -> torch.optim.Optimizer:
+        wrapped = self._trainer.optimizer
+        found: torch.optim.Optimizer = getattr(wrapped, "optimizer", wrapped)
+        return found
+
+    @property
+    def _scaler(self) -> torch.amp.GradScaler | None:
+        return getattr(self._trainer.accelerator, "scaler", None)
+
+    def accumulate(self, item: StepItem | None, error: Exception | None = None) -> float:
+        """The gradient of one whole step; its mean loss, the same on every rank."""
+        assert self._book is not None
+        self._book.begin(self.wait_seconds)
+        self._item, self.grad_norm, self._rate = item, None, None
+        with self._one_micro_batch_at_a_time():
+            self.total = self._engine.accumulate(item, error)
+        metrics_of(self._trainer).add(self.total)
+        if not self.total.items:
+            text = _("Step {step} has no supervised token: nothing is learned from it.")
+            warnings.warn(text.format(step=self._done + 1), stacklevel=2)
+            return 0.0
+        return self.total.loss
+
+    def clip(self, clip: Callable[[], Any]) -> Any:
+        """Clip, or measure. Nothing has been stepped yet, so out of memory costs the accumulation once more."""
+        try:
+            return clip()
+        except Exception as error:
+            if failure_of(error, "backward") is None:
+                raise
+            release(error, self.device)
+        forget_unscaling(self._scaler, self._optimizer)
+        assert self._item is not None
+        with self._one_micro_batch_at_a_time():
+            self._engine.accumulate_again(self._item)
+        return clip()
+
+    def end_step(self) -> None:
+        """Write down what happened."""
+        assert self._book is not None
+        assert self._item is not None
+        skipped = self._rate is None or not self.total.items
+        rate = self._rate if self._rate is not None else float(self._optimizer.param_groups[0]["lr"])
+        self._book.end(self._item, self.total, grad_norm=self.grad_norm, learning_rate=rate, skipped=skipped)
+        self._done += 1
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return state_of(self.plan, self.guard, self._done)
+
+    def close(self, *, finished: bool, reason: str = "") -> None:
+        """The last line of the ledger."""
+        if self._book is not None:
+            self._book.close(finished=finished, reason=reason)
+
+    def half_changed(self, failure: Failure, checkpoint: str | None) -> OutOfMemoryError:
+        """The error for a failure inside the optimizer's step, and the mark that nothing of it may be saved."""
+        self._is_torn = True
+        return half_changed(failure, self.device, checkpoint)
+
+    def refuse_if_torn(self) -> None:
+        """Weights that are half changed are not saved."""
+        if self._is_torn:
+            raise RunError(_("The weights are half changed: memory ran out in the optimizer's step. They are not saved."))
+
+    def _begin_update(self, optimizer: torch.optim.Optimizer, *_details: Any) -> None:
+        self._rehearsal.release()
+        self._rate = float(optimizer.param_groups[0]["lr"])
+        self.is_updating = True
+
+    def _end_update(self, *_details: Any) -> None:
+        self.is_updating = False
+
+    @contextmanager
+    def _one_micro_batch_at_a_time(self) -> Iterator[None]:
+        """While micro-batches run, the trainer's collectives are off: ranks run different numbers of them."""
+        accelerator, args = self._trainer.accelerator, self._trainer.args
+        self._backward = accelerator.backward
+        averages = args.average_tokens_across_devices
+        with ExitStack() as stack:
+            accelerator.backward = self._weighted_backward
+            stack.callback(vars(accelerator).pop, "backward", None)
+            accelerator.gather_for_metrics = _as_it_is
+            stack.callback(vars(accelerator).pop, "gather_for_metrics", None)
+            args.average_tokens_across_devices = False
+            stack.callback(setattr, args, "average_tokens_across_devices", averages)
+            yield
+
+    def _weighted_backward(self, loss: torch.Tensor, **keywords: Any) -> None:
+        self._mark.phase = "backward"
+        self._backward(loss * self._weight, **keywords)
+
+    def _compute(self, batch: Any, items: int, weight: float, mark: Mark) -> torch.Tensor:
+        self._mark, self._weight = mark, weight
+        count = torch.tensor(items, device=self._trainer.args.device)
+        with metrics_of(self._trainer).of_one_micro_batch(mark):
+            return self._training_step(self._model, batch, count)
+
+    def _counting(self) -> Any:
+        trainer = self._trainer
+
+        def mean_loss(batch: Any, items: int) -> float:
+            inputs = trainer._prepare_inputs(dict(batch))  # noqa: SLF001 (what training_step does)
+            count = torch.tensor(items, device=trainer.args.device)
+            with trainer.compute_loss_context_manager():
+                return float(trainer.compute_loss(self._model, inputs, num_items_in_batch=count))
+
+        self._mark, self._weight = Mark(), 1.0
+        with self._one_micro_batch_at_a_time(), metrics_of(trainer).kept(), looking_on(self._model, trainer.args.device):
+            half = trainer.args.bf16 or trainer.args.fp16
+            dtype = torch.float16 if half else next(self._model.parameters()).dtype
+            return counting_of(self._data, mean_loss, dtype)
+
+
+def _as_it_is(value: Any, *_arguments: Any, **_keywords: Any) -> Any:
+    return value
+
+
+def _plain(value: Any) -> str | int | float | bool | None:
+    """Enumerations of the arguments as their words."""
+    value = getattr(value, "value", value)
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
