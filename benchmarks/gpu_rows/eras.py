@@ -44,7 +44,7 @@ def old_adamw(case: Case) -> Iterator[None]:
 
     def add(tensors: Any, other: Any, **rest: Any) -> Any:
         if isinstance(other, float):
-            denominators[:] = home._foreach_add(tensors, other)  # noqa: SLF001 (the optimizer's own call)
+            denominators[:] = home._foreach_add(tensors, other)
         return in_place(tensors, other, **rest)
 
     if case.old_torch == "2.0":

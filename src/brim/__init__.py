@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from brim.machine.records import GPU as GPU, Accelerator as Accelerator, Host as Host, Machine as Machine
     from brim.memory.estimate import estimate as estimate
     from brim.planner.accumulation import calculate_gradient_accumulation as calculate_gradient_accumulation
+    from brim.planner.budget import budget as budget
     from brim.planner.plan import plan as plan
     from brim.planner.recommend import recommend_batch_size as recommend_batch_size
     from brim.planner.solve import solve as solve
@@ -50,7 +51,10 @@ if TYPE_CHECKING:
         Candidate as Candidate,
         DataReport as DataReport,
         Estimate as Estimate,
+        Ledger as Ledger,
         LedgerEntry as LedgerEntry,
+        LedgerHeader as LedgerHeader,
+        LedgerSummary as LedgerSummary,
         Measurement as Measurement,
         MemoryPrediction as MemoryPrediction,
         Plan as Plan,
@@ -59,6 +63,13 @@ if TYPE_CHECKING:
         Trial as Trial,
     )
     from brim.sizes import format_bytes as format_bytes, parse_size as parse_size
+    from brim.step.accumulate import GradientAccumulator as GradientAccumulator
+    from brim.step.batch import BatchPlan as BatchPlan
+    from brim.step.budget import Budget as Budget, ShapeCost as ShapeCost
+    from brim.step.checker import check_ledger as check_ledger
+    from brim.step.ledger import read_ledger as read_ledger
+    from brim.step.loop import Step as Step, Steps as Steps, steps as steps
+    from brim.trainer.hf import BrimMixin as BrimMixin, BrimTrainer as BrimTrainer, attach as attach
     from brim.workload.cards import ModelCard as ModelCard, models as models
     from brim.workload.parameters import count_parameters as count_parameters
     from brim.workload.records import Configuration as Configuration, Workload as Workload
@@ -81,15 +92,23 @@ _HOMES = {
     "brim.machine.records": ("GPU", "Accelerator", "Host", "Machine"),
     "brim.memory.estimate": ("estimate",),
     "brim.planner.accumulation": ("calculate_gradient_accumulation",),
+    "brim.planner.budget": ("budget",),
     "brim.planner.plan": ("plan",),
     "brim.planner.recommend": ("recommend_batch_size",),
     "brim.planner.solve": ("solve",),
     "brim.planner.sweep": ("sweep",),
     "brim.records": (
-        "Advice", "Candidate", "DataReport", "Estimate", "LedgerEntry", "Measurement", "MemoryPrediction", "Plan", "Saving",
-        "SpeedPrediction", "Trial",
+        "Advice", "Candidate", "DataReport", "Estimate", "Ledger", "LedgerEntry", "LedgerHeader", "LedgerSummary", "Measurement",
+        "MemoryPrediction", "Plan", "Saving", "SpeedPrediction", "Trial",
     ),
     "brim.sizes": ("format_bytes", "parse_size"),
+    "brim.step.accumulate": ("GradientAccumulator",),
+    "brim.step.batch": ("BatchPlan",),
+    "brim.step.budget": ("Budget", "ShapeCost"),
+    "brim.step.checker": ("check_ledger",),
+    "brim.step.ledger": ("read_ledger",),
+    "brim.step.loop": ("Step", "Steps", "steps"),
+    "brim.trainer.hf": ("BrimMixin", "BrimTrainer", "attach"),
     "brim.workload.cards": ("ModelCard", "models"),
     "brim.workload.parameters": ("count_parameters",),
     "brim.workload.records": ("Configuration", "Workload"),

@@ -102,6 +102,11 @@ class BatchPlan:
         found.update(self._lengths.astype("<i4", copy=False).data.cast("B"))
         return found.hexdigest()[:16]
 
+    @property
+    def longest(self) -> tuple[int, ...]:
+        """Tokens of the longest sequence; of the longest target beside it."""
+        return tuple(np.atleast_1d(self._lengths.max(axis=0)).tolist())
+
     def lengths_of(self, ids: npt.ArrayLike) -> IntArray:
         """Tokens of these sequences, in the shape in which all lengths came."""
         return self._lengths[np.asarray(ids, np.int64)].astype(np.int64)

@@ -62,7 +62,7 @@ class Book:
             data_fingerprint=plan.fingerprint(),
             configuration=dict(configuration or {}),
             versions=_versions(),
-            notes=tuple(note for note in notes if note),
+            notes=tuple(note for note in (guard.budget.because, *notes) if note),
         )
         self._writer = LedgerWriter(path, header, on_trouble=on_trouble) if path is not None and ranks.rank == 0 else None
 
@@ -94,8 +94,9 @@ class Book:
             splits=_splits(total),
             limit=self._guard.limit,
             skipped=skipped,
-            peak_allocated_bytes=reading.peak_allocated_bytes,
-            peak_reserved_bytes=reading.peak_reserved_bytes,
+            # The largest of all ranks; of the optimizer's own step only this rank knows.
+            peak_allocated_bytes=max(reading.peak_allocated_bytes, *(tally.peak_allocated_bytes for tally in total.tallies)),
+            peak_reserved_bytes=max(reading.peak_reserved_bytes, *(tally.peak_reserved_bytes for tally in total.tallies)),
             compute_seconds=seconds,
             wait_seconds=self._wait_seconds,
             loss=total.loss if total.items else None,

@@ -21,7 +21,7 @@ FloatArray = npt.NDArray[np.float64]
 
 Cost = Callable[..., FloatArray]
 """`cost(count, length)`, or `cost(count, length, target_length)` for seq2seq: the cost of micro-batches of `count` sequences that are
-padded to `length`. Arrays in, an array out. It may not fall when there are more sequences or longer ones."""
+padded to `length`. Arrays that broadcast go in, an array comes out. It may not fall when there are more sequences or longer ones."""
 
 FIXED_TOKENS: Final = 64.0
 """What a micro-batch costs besides its tokens, in tokens: some 10 ms to start its kernels, on a card that trains 6,000 tokens a second."""
@@ -62,6 +62,8 @@ class Budget:
     limit: float
     seconds: Cost
     unit: Unit = "bytes"
+    because: str = ""
+    """How it came about, for the ledger."""
 
     def __post_init__(self) -> None:
         if not self.limit > 0:

@@ -65,6 +65,9 @@ class Tally:
     splits: list[tuple[str, int, int, int, int | None]] = field(default_factory=list)
     """(phase, sequences, padded length, into how many, bytes that were asked for)."""
     metric_sums: dict[str, float] = field(default_factory=dict)
+    peak_allocated_bytes: int = 0
+    peak_reserved_bytes: int = 0
+    """Up to the end of the last backward."""
     gradients: bytes = b""
     """Which parameters have one."""
     error: str | None = None
@@ -137,12 +140,30 @@ class Engine:
         self._versions = [buffer._version for buffer in self._buffers]  # noqa: SLF001 (torch's own count of writes)
         self._has_run = False
         self._alone: set[int] = set()
+        self._last = Total(())
 
     def accumulate(self, item: StepItem | None, error: Exception | None = None) -> Total:
         """The gradient of the global batch in `.grad`, the same on every rank. `error`: this rank's data could not be loaded.
 
         No rank waits for one that has failed: each tells how it went before anything is reduced.
         """
+        self._restart = self._moment()
+        total = self._accumulate(item, error)
+        if not total.tallies[self.ranks.rank].splits:
+            self.guard.step_was_clean()
+        return total
+
+    def accumulate_again(self, item: StepItem) -> Total:
+        """The same gradient once more. Several ranks cannot do it on their own: the others are past this step, and gradients are whole."""
+        earlier = self._last
+        if self.ranks.size > 1:
+            return earlier
+        self._restart()
+        again = self._accumulate(item, None)
+        again.tallies[0].splits[:0] = earlier.tallies[0].splits
+        return again
+
+    def _accumulate(self, item: StepItem | None, error: Exception | None) -> Total:
         tally = Tally()
         self.clear_gradients()
         if item is not None and error is None:
@@ -152,6 +173,9 @@ class Engine:
                 error = raised
         if error is not None:
             tally.error = error.message if isinstance(error, BrimError) else f"{type(error).__name__}: {error}"
+        if self.ranks.size > 1:
+            reading = self.device.read()
+            tally.peak_allocated_bytes, tally.peak_reserved_bytes = reading.peak_allocated_bytes, reading.peak_reserved_bytes
         tally.gradients = self.ranks.gradients()
         total = Total(tuple(self.ranks.gather(tally)))
         if error is not None:
@@ -161,14 +185,8 @@ class Engine:
         gradients = self.ranks.merge([each.gradients for each in total.tallies])
         self.ranks.reduce(tally.items / total.items if total.items else 0.0, gradients)
         self._has_run = True
-        if not tally.splits:
-            self.guard.step_was_clean()
+        self._last = total
         return total
-
-    def accumulate_again(self, item: StepItem) -> None:
-        """The same gradient once more. Several ranks cannot do it on their own: the others are past this step, and gradients are whole."""
-        if self.ranks.size == 1:
-            self.accumulate(item)
 
     def clear_gradients(self) -> None:
         """No parameter has a gradient: not even zeros, which decay and momentum would act on."""
@@ -184,13 +202,12 @@ class Engine:
     def _all_micro_batches(self, item: StepItem) -> Tally:
         tally = Tally(items=sum(micro.items(self.counting) for micro in item.micro))
         self._alone.clear()
-        start = self._moment()
         outcome: Tally | _Again = _Again(self._allowed(item.micro))
         while isinstance(outcome, _Again):
             outcome = self._pass(outcome.micro, tally)
             if isinstance(outcome, _Again):
                 self.clear_gradients()
-                start()
+                self._restart()
         return outcome
 
     def _pass(self, micro_batches: list[MicroBatch], tally: Tally) -> Tally | _Again:
@@ -277,14 +294,15 @@ class Engine:
 
     def _moment(self) -> Callable[[], None]:
         """Everything that forward changes besides gradients: random numbers, and buffers that move (running statistics)."""
-        randomness = Randomness.of(self._torch_device)
+        device = self._torch_device  # not the engine itself: what it keeps may not hold it
+        randomness = Randomness.of(device)
         pairs = zip(self._buffers, self._versions, strict=True)
         # In the first step nothing is known yet; later only those that have ever moved.
         moving = [buffer for buffer, version in pairs if not self._has_run or buffer._version != version]  # noqa: SLF001
         copies = [(buffer, buffer.detach().clone()) for buffer in moving]
 
         def restore() -> None:
-            randomness.restore(self._torch_device)
+            randomness.restore(device)
             with torch.no_grad():
                 for buffer, copy in copies:
                     buffer.copy_(copy)

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from brim.errors import UsageError
 from brim.locale import _
-from brim.step.micro import MicroBatch, has_rows
+from brim.step.micro import MicroBatch, copies, has_rows
 from brim.step.slicing import IntArray
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ class StepDataset(Dataset[StepItem]):
     def micro_batch(self, ids: IntArray) -> MicroBatch:
         """These sequences, read and collated."""
         features = read(self.data, ids)
-        # A collator may take features apart (pop labels): what is kept for later must not be what it was given.
-        batch = self.collate([dict(feature) if isinstance(feature, Mapping) else feature for feature in features])
+        batch = self.collate(copies(features))
         kept = None if has_rows(batch, len(ids)) else features
         return MicroBatch(ids, self.plan.lengths_of(ids), batch, kept)
 

@@ -90,6 +90,8 @@ class Steps:
         self.done = check_state(self.plan, self.guard, resume)
         """Optimizer steps taken since the start of the run."""
         self._data = StepDataset(data, collate, self.plan, self.guard, self._ranks.rank)
+        self._saved = self.done or None
+        """The step after which the state was last asked for."""
         self._workers = workers
         self._last = epochs * self.plan.steps_per_epoch
         rehearsal = rehearse(optimizer, self.device)
@@ -110,6 +112,7 @@ class Steps:
     def state(self) -> dict[str, Any]:
         """What continues this run elsewhere, on any number of GPUs: save it beside the weights. Plain values."""
         self._updater.refuse_if_torn()
+        self._saved = self.done
         return state_of(self.plan, self.guard, self.done)
 
     def __iter__(self) -> Iterator[Step]:
@@ -138,13 +141,16 @@ class Steps:
             raise UsageError(_("Step {step} was not run.").format(step=before + 1), hint=_("Call step.run() in the loop."))
 
     def _run(self, item: StepItem, wait_seconds: float, error: Exception | None) -> LedgerEntry:
+        self._updater.refuse_if_torn()
         if item.step != self.done:
             raise UsageError(_("Step {step} was run already.").format(step=item.step + 1))
         self._book.begin(wait_seconds)
         self._model.train()
         total = self._engine.accumulate(item, error)
         rate = float(self._optimizer.param_groups[0]["lr"])
-        norm = self._updater.clip(lambda: self._engine.accumulate_again(item))
+        totals = [total]
+        norm = self._updater.clip(lambda: totals.append(self._engine.accumulate_again(item)))
+        total = totals[-1]
         skipped = self._update(total)
         self.done += 1
         return self._book.end(item, total, grad_norm=norm, learning_rate=rate, skipped=skipped)
@@ -157,9 +163,15 @@ class Steps:
             self._engine.clear_gradients()
             return True
         try:
-            return self._updater.step()
+            return self._updater.step(self._go_on_from())
         finally:
             self._engine.clear_gradients()
+
+    def _go_on_from(self) -> str:
+        if self._saved is None:
+            return _("No checkpoint was saved yet: start again.")
+        text = _("Load what was saved with state() after step {step}, and go on with resume=...")
+        return text.format(step=self._saved)
 
     def _compute(self, batch: Any, items: int, weight: float, mark: Mark) -> torch.Tensor:  # noqa: ARG002 (a trainer wants items)
         loss = self._loss(self._model, to_device(batch, self._torch_device))

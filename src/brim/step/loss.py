@@ -4,12 +4,13 @@ The exact gradient needs every micro-batch weighed by the number of things that 
 models count the labels after the first, encoders all labels, classifiers rows, and some models take the mean themselves whatever the
 trainer passes (transformers#47688). So two sequences are run alone and together: the mean over both must be the mean of
 both means, weighed by the right count. Whatever count that is, is the one to use; if none is, slices would change the gradient.
+Where a model is fresh, every token has nearly the same loss and so every count fits; then another first label tells whether it counts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +18,7 @@ import torch
 
 from brim.errors import UnsupportedError
 from brim.locale import _
+from brim.step.micro import IGNORED
 from brim.step.randomness import Randomness
 
 if TYPE_CHECKING:
@@ -28,8 +30,12 @@ if TYPE_CHECKING:
 MeanLoss = Callable[[Any, int], float]
 """`loss(batch, items)`: the mean loss of a batch of which we believe that it has `items` items; without gradient, dropout off."""
 
+_SAME: Final = 1e-7
+"""Two runs of the same numbers differ by no more."""
 _ORDER: Final[tuple[Counting, ...]] = ("next-token", "token", "sequence")
 _SHORT_ONES: Final = 16
+_NOISE: Final = 0.03
+"""Of the tolerance: what rounding alone may do to a mean loss. Countings that miss by no more cannot be told apart."""
 
 
 def counting_of(data: StepDataset, mean_loss: MeanLoss, dtype: torch.dtype) -> Counting:
@@ -71,10 +77,11 @@ def find_counting(
     both = together(chosen)
     misses = {counting: _miss(alone, both, counting, mean_loss) for counting in _ORDER}
     best = min(misses, key=lambda counting: misses[counting])
-    # Countings that differ by a token in a hundred cannot be told apart at half precision: the usual one, then.
-    for counting in _ORDER:
-        if misses[counting] <= max(tolerance, 2 * misses[best]) and misses[best] <= tolerance:
-            return counting
+    if misses[best] <= tolerance:
+        noise = max(_NOISE * tolerance, 2 * misses[best])
+        return _by_first_label(
+            next(counting for counting in _ORDER if misses[counting] <= noise), alone, misses, mean_loss, tolerance
+        )
     raise UnsupportedError(
         _("The loss of this model is not a mean over its labels: for two sequences together it misses by {miss:.1%}.").format(
             miss=misses[best]
@@ -96,6 +103,24 @@ def _two_that_differ(candidates: Sequence[MicroBatch]) -> list[int]:
     if fewest != most:
         return [fewest, most]
     return usable[:2]
+
+
+def _by_first_label(
+    found: Counting, alone: Sequence[MicroBatch], misses: dict[Counting, float], mean_loss: MeanLoss, tolerance: float
+) -> Counting:
+    """Labels with or without the first of each row, where both would fit: with it, if another first label is another loss."""
+    micro = max(alone, key=lambda one: one.items("token"))
+    labels = micro.batch.get("labels") if isinstance(micro.batch, Mapping) else None
+    if found == "sequence" or labels is None or labels.dim() < 2 or labels.is_floating_point() or "shift_labels" in micro.batch:
+        return found
+    if max(misses["token"], misses["next-token"]) > tolerance:
+        return found
+    others = labels[(labels != IGNORED) & (labels != labels[:, :1])]
+    changed = labels.clone()
+    changed[:, 0] = others[0] if len(others) else IGNORED
+    items = micro.items("token")
+    before, after = (mean_loss({**micro.batch, "labels": each}, items) for each in (labels, changed))
+    return "token" if abs(after - before) > _SAME * abs(before) else "next-token"
 
 
 def _miss(alone: Sequence[MicroBatch], both: MicroBatch, counting: Counting, mean_loss: MeanLoss) -> float:

@@ -56,7 +56,7 @@ class MicroBatch:
         if self.features is None:
             return replace(part, batch=trimmed(_rows(self.batch, rows), has_targets=self.lengths.ndim == 2))
         assert collate is not None
-        return replace(part, batch=collate(self.features[rows]), features=self.features[rows])
+        return replace(part, batch=collate(copies(self.features[rows])), features=self.features[rows])
 
     @property
     def tokens(self) -> int:
@@ -94,6 +94,11 @@ class MicroBatch:
         if counting == "sequence" or labels is None or labels.is_floating_point():
             return len(self)
         return int((labels != IGNORED).sum())
+
+
+def copies(features: Sequence[Any]) -> list[Any]:
+    """For a collator, which may take features apart (pop labels): what is kept for later must not be what it was given."""
+    return [dict(feature) if isinstance(feature, Mapping) else feature for feature in features]
 
 
 def has_rows(batch: Any, count: int) -> bool:

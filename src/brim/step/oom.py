@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from brim.errors import OutOfMemoryError, out_of_memory_family
-from brim.locale import _
+from brim.locale import _, sentences
 from brim.sizes import format_bytes
 from brim.workload.words import Phase
 
@@ -122,12 +122,11 @@ class Guard:
 
     def step_was_clean(self) -> None:
         """A whole step went through without a split."""
-        if self.limit >= self.budget.limit:
-            return
         self._clean += 1
         if self._clean >= self._climb_after:
             self._clean = 0
-            self._is_climbing = True
+            # The last climb has held; what fails from here on is not its fault.
+            self._is_climbing = self.limit < self.budget.limit
             self._limit[0] = min(self.budget.limit, CLIMB * self.limit)
 
     def state(self) -> dict[str, float]:
@@ -164,25 +163,36 @@ def does_not_fit_alone(micro: MicroBatch, failure: Failure, device: Device, long
 def _hint(longest_tokens: int) -> str:
     ways = _("Or save memory: gradient checkpointing, LoRA, an 8-bit optimizer, a smaller model.")
     if not longest_tokens:
-        return _("Nothing has fitted yet. Shorten the sequences.") + " " + ways
+        return sentences(_("Nothing has fitted yet. Shorten the sequences."), ways)
     text = _("Sequences of up to {tokens:,} tokens have fitted in this run: shorten the longer ones to that.")
-    return text.format(tokens=longest_tokens) + " " + ways
+    return sentences(text.format(tokens=longest_tokens), ways)
 
 
-def half_changed(failure: Failure, device: Device, checkpoint: str | None) -> OutOfMemoryError:
-    """Memory ran out inside the optimizer: some weights have moved and others have not, so there is nothing to go on with or to save."""
+def clipping_does_not_fit(failure: Failure, device: Device) -> OutOfMemoryError:
+    """Memory ran out twice between the last backward and the optimizer's step."""
+    reading = device.read()
+    text = _(
+        "Out of memory while the gradient was clipped ({used} of {total} in use). This step was not taken; the weights are as they were."
+    )
+    return OutOfMemoryError(
+        text.format(used=format_bytes(reading.total_bytes - reading.free_bytes), total=format_bytes(reading.total_bytes)),
+        family=failure.family,
+        hint=_("A smaller micro-batch does not help: use an 8-bit optimizer or Adafactor, or LoRA."),
+    )
+
+
+def half_changed(failure: Failure, device: Device, again: str) -> OutOfMemoryError:
+    """Memory ran out inside the optimizer: some weights have moved and others have not, so there is nothing to go on with or to save.
+
+    `again` says what there is to go on from.
+    """
     reading = device.read()
     text = _(
         "Out of memory in the optimizer's step ({used} of {total} in use). The weights are half changed, so this run ends here and does "
         "not save them."
     )
-    again = (
-        _("No checkpoint was saved yet: start again.")
-        if checkpoint is None
-        else _("The last checkpoint is whole: go on with resume_from_checkpoint={path!r}.").format(path=checkpoint)
-    )
     return OutOfMemoryError(
         text.format(used=format_bytes(reading.total_bytes - reading.free_bytes), total=format_bytes(reading.total_bytes)),
         family=failure.family,
-        hint=again + " " + _("A smaller micro-batch does not help: use an 8-bit optimizer or Adafactor, or LoRA."),
+        hint=sentences(again, _("A smaller micro-batch does not help: use an 8-bit optimizer or Adafactor, or LoRA.")),
     )

@@ -80,17 +80,18 @@ def rehearse(optimizer: torch.optim.Optimizer, device: Device) -> Rehearsal:
 
 
 def _would_move(optimizer: torch.optim.Optimizer) -> bool:
-    """Adafactor may choose its own rate, and then moves weights without one."""
-    return any(group.get("relative_step") for group in optimizer.param_groups)
+    """Adafactor may choose its own rate, and then moves weights without one; where eps is 0, zeros are divided by zeros."""
+    return any(group.get("relative_step") or group.get("eps") == 0 for group in optimizer.param_groups)
 
 
 def _step_in_place(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> None:
     with _still(optimizer):
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
-        # The class's own method: a scheduler counts calls of the instance's.
+        # The class's own method, without what torch wraps around it: schedulers and hooks count steps, and this is none.
+        step: Any = type(optimizer).step
         with torch.no_grad():
-            type(optimizer).step(optimizer)
+            (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)
 
 
 @contextmanager

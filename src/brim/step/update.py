@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from brim.errors import RunError
 from brim.locale import _
-from brim.step.oom import failure_of, half_changed, release
+from brim.step.oom import clipping_does_not_fit, failure_of, half_changed, release
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from brim.machine.device import Device
     from brim.step.rehearsal import Rehearsal
+
+
+_Norm = TypeVar("_Norm")
 
 
 class Updater:
@@ -35,15 +38,7 @@ class Updater:
 
     def clip(self, again: Callable[[], Any]) -> float:
         """The norm of the gradient, clipped. Nothing has been stepped yet, so out of memory here costs the accumulation once more."""
-        try:
-            return self._clip()
-        except Exception as error:
-            if failure_of(error, "backward") is None:
-                raise
-            release(error, self._device)
-        forget_unscaling(self._scaler, self._optimizer)
-        again()
-        return self._clip()
+        return clip_or_again(self._clip, again, self._scaler, self._optimizer, self._device)
 
     def _clip(self) -> float:
         if self._scaler is not None and any(parameter.grad is not None for parameter in self._parameters):
@@ -51,8 +46,8 @@ class Updater:
         limit = float("inf") if self._max_norm is None else self._max_norm
         return float(torch.nn.utils.clip_grad_norm_(self._parameters, limit))
 
-    def step(self) -> bool:
-        """Whether it was skipped: fp16 overflowed, and the scaler took the scale down."""
+    def step(self, again: str) -> bool:
+        """Whether it was skipped: fp16 overflowed, and the scaler took the scale down. `again`: what to go on from if memory runs out."""
         self._rehearsal.release()
         try:
             return self._step()
@@ -62,7 +57,7 @@ class Updater:
                 raise
             self._is_torn = True
             release(error, self._device)
-        raise half_changed(failure, self._device, None)
+        raise half_changed(failure, self._device, again)
 
     def _step(self) -> bool:
         if self._scaler is None:
@@ -82,6 +77,30 @@ class Updater:
                 ),
                 hint=_("Load the last checkpoint."),
             )
+
+
+def clip_or_again(
+    clip: Callable[[], _Norm],
+    again: Callable[[], Any],
+    scaler: torch.amp.GradScaler | None,
+    optimizer: torch.optim.Optimizer,
+    device: Device,
+) -> _Norm:
+    """Clip; if memory runs out, make the gradients anew and clip those, once."""
+    for is_last in (False, True):
+        try:
+            return clip()
+        except Exception as error:
+            found = failure_of(error, "backward")
+            if found is None:
+                raise
+            failure = found
+            release(error, device)
+        if is_last:
+            break
+        forget_unscaling(scaler, optimizer)
+        again()
+    raise clipping_does_not_fit(failure, device)
 
 
 def forget_unscaling(scaler: torch.amp.GradScaler | None, optimizer: torch.optim.Optimizer) -> None:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
+from brim.locale import _
+
 if TYPE_CHECKING:
     from brim.trainer.hf import BrimMixin
 
 
-class Bookkeeper(TrainerCallback, ExportableState):
+class BrimBookkeeper(TrainerCallback, ExportableState):
     """What must happen at certain moments of training."""
 
     def __init__(self, trainer: BrimMixin) -> None:
-        self._trainer = trainer
+        # Weak, as in the run: a trainer that is deleted gives its memory back at once, as ever.
+        self._trainer: Any = weakref.proxy(trainer)
 
     def on_step_end(self, *_details: Any, **_keywords: Any) -> None:
         """The optimizer has stepped."""
@@ -25,11 +29,13 @@ class Bookkeeper(TrainerCallback, ExportableState):
 
     def on_train_end(self, *_details: Any, **_keywords: Any) -> None:
         """The Trainer's loop is done, by plan or because a callback said so."""
-        self._trainer.running.close(finished=True)
+        state = self._trainer.state
+        finished = state.global_step >= state.max_steps
+        self._trainer.running.close(finished=finished, reason="" if finished else _("A callback ended the training."))
 
     def state(self) -> dict[str, Any]:
         """What goes into `trainer_state.json`, and so is saved with it or not at all."""
-        return {"args": {}, "attributes": {"state": self._trainer.running.state()}}
+        return {"args": {}, "attributes": {"state": self._trainer.state_of_run()}}
 
     def saved_in(self, checkpoint: str | None) -> dict[str, Any] | None:
         """Brim's state in a checkpoint; None where there is no checkpoint, or one that was made without brim."""

@@ -18,7 +18,6 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -31,7 +30,8 @@ from brim.step.batch import BatchPlan
 from brim.step.budget import Budget
 from brim.step.loading import StepDataset, StepItem, StepSampler, lengths_of, the_only
 from brim.step.oom import Guard, failure_of, release
-from brim.trainer.callback import Bookkeeper
+from brim.step.randomness import Randomness
+from brim.trainer.callback import BrimBookkeeper
 from brim.trainer.refusals import refuse_what_cannot_be_promised
 from brim.trainer.run import Run
 
@@ -77,14 +77,13 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
     ) -> None:
         refuse_what_cannot_be_promised(self)
         args = self.args
-        per_process = args.per_device_train_batch_size
-        self.effective_batch = effective_batch or per_process * args.gradient_accumulation_steps * max(1, args.world_size)
-        """Sequences in every optimizer step, over all processes."""
+        given = args.per_device_train_batch_size * args.gradient_accumulation_steps * max(1, args.world_size)
+        self.effective_batch = given if effective_batch is None else effective_batch
         self._budget, self._lengths, self._ledger, self._on_broken = budget, lengths, ledger, on_broken
         args.gradient_accumulation_steps = 1
         self.accelerator.gradient_accumulation_steps = 1
         self._run: Run | None = None
-        self._bookkeeper = Bookkeeper(self)
+        self._bookkeeper = BrimBookkeeper(self)
         self.add_callback(self._bookkeeper)
 
     # The data: one item is one rank's share of one step.
@@ -100,10 +99,8 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
         else:
             collate = self._get_collator_with_removed_columns(collate, description="training")
         guard = Guard(self._budget or self._same_peak(plan))
-        steps = StepDataset(data, collate, plan, guard, self.args.process_index)
-        self._run = Run(self, plan, guard, steps)
         return DataLoader(
-            steps,
+            StepDataset(data, collate, plan, guard, self.args.process_index),
             batch_sampler=StepSampler(plan),
             collate_fn=the_only,
             num_workers=self.args.dataloader_num_workers,
@@ -129,8 +126,7 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
 
     def _same_peak(self, plan: BatchPlan) -> Budget:
         """Padded tokens of the arguments' own batch size at the longest sequence. Shorter rows never need more for as many tokens."""
-        longest = np.atleast_2d(plan.lengths_of(np.arange(plan.n)).T).max(axis=1)
-        return Budget.tokens(self.args.per_device_train_batch_size * int(longest.sum()))
+        return Budget.tokens(self.args.per_device_train_batch_size * sum(plan.longest))
 
     def num_examples(self, dataloader: DataLoader[Any]) -> int:
         """Sequences, not steps."""
@@ -138,7 +134,7 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
         return data.plan.n if isinstance(data, StepDataset) else int(super().num_examples(dataloader))
 
     def get_total_train_batch_size(self, _args: Any) -> int:
-        """What the Trainer logs and counts samples by."""
+        """Sequences in every optimizer step, over all processes: what the Trainer logs and counts samples by."""
         return self.effective_batch
 
     def _run_epoch(self, *args: Any, epoch: int, train_dataloader: DataLoader[Any], **keywords: Any) -> Any:
@@ -168,13 +164,28 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
             raise UsageError(_("Training has not begun."))
         return self._run
 
+    def state_of_run(self) -> dict[str, Any] | None:
+        """What a checkpoint keeps; None before training has begun."""
+        return None if self._run is None else self._run.state()
+
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
         model, loader = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-        run = self.running
-        run.check_resumed(self._bookkeeper.saved_in(resume_from_checkpoint))
+        self._run = Run(self, cast("StepDataset", train_dataloader.dataset))
+        self._run.check_resumed(self._bookkeeper.saved_in(resume_from_checkpoint))
         plain = model.module if isinstance(model, DistributedDataParallel) else model
-        run.prepare(plain, super().training_step, path=self._ledger_file(), on_broken=self._on_broken)
+        self._run.prepare(plain, path=self._ledger_file(), on_broken=self._on_broken)
         return model, loader
+
+    def _load_callback_state(self) -> None:
+        """Those of the others: brim reads its own when the model is there, and the Trainer would build the callback anew."""
+        kept = self.state.stateful_callbacks.pop(BrimBookkeeper.__name__, None)
+        super()._load_callback_state()
+        if kept is not None:
+            self.state.stateful_callbacks[BrimBookkeeper.__name__] = kept
+
+    def train_one_micro_batch(self, model: torch.nn.Module, batch: Any, items: torch.Tensor) -> torch.Tensor:
+        """Forward and backward as the Trainer does them, and whatever a subclass adds."""
+        return cast("torch.Tensor", super().training_step(model, batch, items))
 
     def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """One whole optimizer step's gradient, or, for a plain batch, what the Trainer does."""
@@ -213,6 +224,8 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
         """As the Trainer's. `True` takes the last checkpoint that is whole."""
         if self.args.auto_find_batch_size:
             refuse_what_cannot_be_promised(self)
+        if self._run is not None and not resume_from_checkpoint:
+            self._run.refuse_if_torn()
         if resume_from_checkpoint is True:
             resume_from_checkpoint = last_whole_checkpoint(self.args.output_dir)
         reason = ""
@@ -235,6 +248,7 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
     def evaluate(self, *args: Any, **keywords: Any) -> dict[str, float]:
         """As the Trainer's; when it runs out of memory, with half the evaluation batch. The training batch has nothing to do with it."""
         while True:
+            randomness = Randomness.of(self.args.device)
             try:
                 return cast("dict[str, float]", super().evaluate(*args, **keywords))
             except Exception as error:
@@ -244,15 +258,20 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
                 if size == 1 or self.args.world_size > 1:
                     raise _evaluation_does_not_fit(size) from error
                 self._free(error)
+            randomness.restore(self.args.device)
             self.args.per_device_eval_batch_size = size // 2
             # Loaders with workers that stay are kept by the Trainer, with their batch size.
             getattr(self, "_eval_dataloaders", {}).clear()
             text = _("Evaluation ran out of memory: its batch size goes from {old} to {new}. Training goes on as it was.")
             warnings.warn(text.format(old=size, new=size // 2), stacklevel=2)
 
-    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+    def save_model(self, *args: Any, **keywords: Any) -> None:
+        """As the Trainer's; never of weights that are half changed."""
         if self._run is not None:
             self._run.refuse_if_torn()
+        super().save_model(*args, **keywords)
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         for is_last in (self.args.world_size > 1, True):
             try:
                 super()._save_checkpoint(model, trial)

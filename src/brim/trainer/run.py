@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+import weakref
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +16,11 @@ from brim.step.book import Book
 from brim.step.engine import Engine, Mark, Total
 from brim.step.loop import device_of
 from brim.step.loss import counting_of, looking_on
-from brim.step.oom import Failure, failure_of, half_changed, release
+from brim.step.oom import Failure, half_changed
 from brim.step.ranks import Ranks
 from brim.step.rehearsal import Rehearsal, rehearse
 from brim.step.state import check_state, state_of
-from brim.step.update import forget_unscaling
+from brim.step.update import clip_or_again
 from brim.trainer.metrics import metrics_of
 
 if TYPE_CHECKING:
@@ -26,10 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from brim.errors import OutOfMemoryError
-    from brim.step.batch import BatchPlan
     from brim.step.book import OnBroken
     from brim.step.loading import StepDataset, StepItem
-    from brim.step.oom import Guard
 
 _TOLD = (
     "learning_rate", "lr_scheduler_type", "optim", "max_grad_norm", "fp16", "bf16", "gradient_checkpointing", "num_train_epochs",
@@ -39,11 +39,11 @@ _TOLD = (
 
 
 class Run:
-    """Lives from the loader's making to the end of training."""
+    """Lives from the preparation of the model to the end of training."""
 
-    def __init__(self, trainer: Any, plan: BatchPlan, guard: Guard, data: StepDataset) -> None:
-        self._trainer = trainer
-        self.plan, self.guard, self._data = plan, guard, data
+    def __init__(self, trainer: Any, data: StepDataset) -> None:
+        self._trainer: Any = weakref.proxy(trainer)
+        self.plan, self.guard, self._data = data.plan, data.guard, data
         self.device = device_of(trainer.args.device)
         self.ranks: Ranks
         self.total = Total(())
@@ -58,6 +58,9 @@ class Run:
         self._rate: float | None = None
         self._rehearsal = Rehearsal()
         self._book: Book | None = None
+        self._hooks: tuple[Any, ...] = ()
+        self._engine: Engine | None = None
+        self._model: Any = None
 
     def check_resumed(self, saved: dict[str, Any] | None) -> None:
         """A run that goes on must have the same data, seed and effective batch."""
@@ -68,11 +71,11 @@ class Run:
             text = _("This checkpoint was made without brim: from step {step} on the order of the data is another.")
             warnings.warn(text.format(step=self._done + 1), stacklevel=2)
 
-    def prepare(
-        self, model: torch.nn.Module, training_step: Callable[..., torch.Tensor], *, path: Path | None, on_broken: OnBroken
-    ) -> None:
+    def prepare(self, model: torch.nn.Module, *, path: Path | None, on_broken: OnBroken) -> None:
         """The model and the optimizer are there: rehearse, ask what the loss counts, open the ledger."""
-        self._model, self._training_step = model, training_step
+        self._model = model
+        # The Trainer says it when it fetches a step; some losses want to know before.
+        self._trainer.current_gradient_accumulation_steps = 1
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not parameters:
             raise UsageError(_("The model has no parameter that trains."))
@@ -83,14 +86,21 @@ class Run:
             counting=self._counting(), guard=self.guard, ranks=self.ranks, device=self.device, collate=self._data.collate,
             on_split=lambda sentence: warnings.warn(sentence, stacklevel=2),
         )  # fmt: skip
-        self._optimizer.register_step_pre_hook(self._begin_update)
-        self._optimizer.register_step_post_hook(self._end_update)
+        self._hooks = (
+            self._optimizer.register_step_pre_hook(self._begin_update),
+            self._optimizer.register_step_post_hook(self._end_update),
+        )
         args = self._trainer.args
         self._book = Book(
             self.plan, self.guard, self.ranks, self.device,
             path=path, resumed_from_step=self._done, on_broken=on_broken, notes=(self._rehearsal.note,),
             configuration={name: _plain(getattr(args, name, None)) for name in _TOLD},
         )  # fmt: skip
+
+    @property
+    def _at_work(self) -> Engine:
+        assert self._engine is not None
+        return self._engine
 
     @property
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -108,7 +118,7 @@ class Run:
         self._book.begin(self.wait_seconds)
         self._item, self.grad_norm, self._rate = item, None, None
         with self._one_micro_batch_at_a_time():
-            self.total = self._engine.accumulate(item, error)
+            self.total = self._at_work.accumulate(item, error)
         metrics_of(self._trainer).add(self.total)
         if not self.total.items:
             text = _("Step {step} has no supervised token: nothing is learned from it.")
@@ -118,45 +128,56 @@ class Run:
 
     def clip(self, clip: Callable[[], Any]) -> Any:
         """Clip, or measure. Nothing has been stepped yet, so out of memory costs the accumulation once more."""
-        try:
-            return clip()
-        except Exception as error:
-            if failure_of(error, "backward") is None:
-                raise
-            release(error, self.device)
-        forget_unscaling(self._scaler, self._optimizer)
+        return clip_or_again(clip, self._accumulate_again, self._scaler, self._optimizer, self.device)
+
+    def _accumulate_again(self) -> None:
         assert self._item is not None
         with self._one_micro_batch_at_a_time():
-            self._engine.accumulate_again(self._item)
-        return clip()
+            self.total = self._at_work.accumulate_again(self._item)
 
     def end_step(self) -> None:
         """Write down what happened."""
         assert self._book is not None
         assert self._item is not None
-        skipped = self._rate is None or not self.total.items
+        skipped = self._rate is None or not self.total.items or self._has_overflowed
         rate = self._rate if self._rate is not None else float(self._optimizer.param_groups[0]["lr"])
         self._book.end(self._item, self.total, grad_norm=self.grad_norm, learning_rate=rate, skipped=skipped)
         self._done += 1
+
+    @property
+    def _has_overflowed(self) -> bool:
+        """Fused optimizers are called all the same, and leave the weights as they are by themselves."""
+        return self._scaler is not None and self.grad_norm is not None and not math.isfinite(self.grad_norm)
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
         return state_of(self.plan, self.guard, self._done)
 
     def close(self, *, finished: bool, reason: str = "") -> None:
-        """The last line of the ledger."""
+        """The last line of the ledger. Nothing of the model is held any longer."""
         if self._book is not None:
             self._book.close(finished=finished, reason=reason)
+        for hook in self._hooks:
+            hook.remove()
+        self._engine = self._model = None
 
     def half_changed(self, failure: Failure, checkpoint: str | None) -> OutOfMemoryError:
         """The error for a failure inside the optimizer's step, and the mark that nothing of it may be saved."""
         self._is_torn = True
-        return half_changed(failure, self.device, checkpoint)
+        again = (
+            _("No checkpoint was saved yet: start again.")
+            if checkpoint is None
+            else _("The last checkpoint is whole: go on with resume_from_checkpoint={path!r}.").format(path=checkpoint)
+        )
+        return half_changed(failure, self.device, again)
 
     def refuse_if_torn(self) -> None:
-        """Weights that are half changed are not saved."""
+        """Weights that are half changed are not saved, and not gone on with."""
         if self._is_torn:
-            raise RunError(_("The weights are half changed: memory ran out in the optimizer's step. They are not saved."))
+            raise RunError(
+                _("The weights are half changed: memory ran out in the optimizer's step. They are not saved."),
+                hint=_("Load the last checkpoint."),
+            )
 
     def _begin_update(self, optimizer: torch.optim.Optimizer, *_details: Any) -> None:
         self._rehearsal.release()
@@ -189,7 +210,8 @@ class Run:
         self._mark, self._weight = mark, weight
         count = torch.tensor(items, device=self._trainer.args.device)
         with metrics_of(self._trainer).of_one_micro_batch(mark):
-            return self._training_step(self._model, batch, count)
+            found: torch.Tensor = self._trainer.train_one_micro_batch(self._model, batch, count)
+            return found
 
     def _counting(self) -> Any:
         trainer = self._trainer
