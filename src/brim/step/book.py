@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import TYPE_CHECKING, Literal, cast
 
-from brim.records import BudgetLimit, LedgerEntry, LedgerHeader, Slice, Split
+from brim.records import BudgetLimit, LedgerEntry, LedgerHeader, LedgerSummary, Slice, Split
 from brim.step.checker import Checker
 from brim.step.ledger import LedgerWriter
 from brim.version import __version__
@@ -109,10 +109,11 @@ class Book:
         self._checker.check(entry, item.promised.tolist(), total.items)
         return entry
 
-    def close(self, *, finished: bool, reason: str = "") -> None:
-        """The run is over, for good or not."""
-        if self._writer is not None and self._writer.summary is None:
-            self._writer.close(finished=finished, reason=reason)
+    def close(self, *, finished: bool, reason: str = "") -> LedgerSummary | None:
+        """The run is over, for good or not. The sums of its steps, on the rank that writes them, the first time."""
+        if self._writer is None or self._writer.summary is not None:
+            return None
+        return self._writer.close(finished=finished, reason=reason)
 
 
 def _slices(total: Total) -> tuple[Slice, ...]:

@@ -120,7 +120,8 @@ class Steps:
             self._data, batch_sampler=[[step] for step in range(self.done, self._last)], collate_fn=the_only,
             num_workers=self._workers, pin_memory=self._torch_device.type == "cuda",
         )  # fmt: skip
-        finished, reason = False, _("The loop was left.")
+        self._reason = ""
+        finished = False
         try:
             items = iter(loader)
             while self.done < self._last:
@@ -129,18 +130,26 @@ class Steps:
                 item, error = _next(items, before)
                 yield Step(self, item, time.perf_counter() - began, error)
                 self._check_that_it_ran(before)
-            finished, reason = True, ""
+            finished = True
         except Exception as error:
-            reason = str(error) or type(error).__name__
+            self._reason = str(error) or type(error).__name__
             raise
         finally:
-            self._book.close(finished=finished, reason=reason)
+            # What `run` raised goes past this generator, straight to the user's loop.
+            self._book.close(finished=finished, reason=self._reason or ("" if finished else _("The loop was left.")))
 
     def _check_that_it_ran(self, before: int) -> None:
         if self.done == before:
             raise UsageError(_("Step {step} was not run.").format(step=before + 1), hint=_("Call step.run() in the loop."))
 
     def _run(self, item: StepItem, wait_seconds: float, error: Exception | None) -> LedgerEntry:
+        try:
+            return self._take(item, wait_seconds, error)
+        except Exception as raised:
+            self._reason = str(raised) or type(raised).__name__
+            raise
+
+    def _take(self, item: StepItem, wait_seconds: float, error: Exception | None) -> LedgerEntry:
         self._updater.refuse_if_torn()
         if item.step != self.done:
             raise UsageError(_("Step {step} was run already.").format(step=item.step + 1))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 
 from brim.errors import UnsupportedError
@@ -24,7 +25,7 @@ from brim.step.randomness import Randomness
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from brim.step.loading import StepDataset
+    from brim.step.loading import Collate, StepDataset
     from brim.step.micro import Counting, MicroBatch
 
 MeanLoss = Callable[[Any, int], float]
@@ -33,19 +34,22 @@ MeanLoss = Callable[[Any, int], float]
 _SAME: Final = 1e-7
 """Two runs of the same numbers differ by no more."""
 _ORDER: Final[tuple[Counting, ...]] = ("next-token", "token", "sequence")
-_SHORT_ONES: Final = 16
+_LOOKED_AT: Final = 16
 _NOISE: Final = 0.03
 """Of the tolerance: what rounding alone may do to a mean loss. Countings that miss by no more cannot be told apart."""
 
 
 def counting_of(data: StepDataset, mean_loss: MeanLoss, dtype: torch.dtype) -> Counting:
-    """What the loss is the mean of, asked with the shortest sequences of the first step."""
+    """What the loss is the mean of, asked with some of the first step's sequences, all of them of its shorter half."""
     first = data.plan.global_batch(0)
     lengths = data.plan.lengths_of(first).reshape(len(first), -1).sum(axis=1)
-    short = first[lengths.argsort(kind="stable")[:_SHORT_ONES]]
-    alone = [data.micro_batch(short[place : place + 1]) for place in range(len(short))]
+    shorter = first[lengths.argsort(kind="stable")][: (len(first) + 1) // 2 + 1]
+    some = shorter[np.unique(np.linspace(0, len(shorter) - 1, min(_LOOKED_AT, len(shorter))).astype(int))]
+    alone = [data.micro_batch(some[place : place + 1]) for place in range(len(some))]
     tolerance = 1e-3 if dtype == torch.float32 else 3e-2
-    return find_counting(alone, lambda places: data.micro_batch(short[list(places)]), mean_loss, tolerance=tolerance)
+    return find_counting(
+        alone, lambda places: data.micro_batch(some[list(places)]), mean_loss, tolerance=tolerance, collate=data.collate
+    )
 
 
 @contextmanager
@@ -64,17 +68,23 @@ def looking_on(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def find_counting(
-    candidates: Sequence[MicroBatch], together: Callable[[Sequence[int]], MicroBatch], mean_loss: MeanLoss, *, tolerance: float
+    candidates: Sequence[MicroBatch],
+    together: Callable[[Sequence[int]], MicroBatch],
+    mean_loss: MeanLoss,
+    *,
+    tolerance: float,
+    collate: Collate | None = None,
 ) -> Counting:
     """The counting under which the loss of two sequences together follows from that of each alone.
 
-    `candidates` are micro-batches of one sequence, short ones first; `together` collates several of them (by their place in the list).
+    `candidates` are micro-batches of one sequence; `together` collates several of them (by their place in the list). Each alone is
+    then a row of that very batch: a collator that draws at random would draw something else.
     """
     chosen = _two_that_differ(candidates)
     if not chosen:
         return "next-token"
-    alone = [candidates[place] for place in chosen]
     both = together(chosen)
+    alone = both.split(collate) if len(both) > 1 else (both,)
     misses = {counting: _miss(alone, both, counting, mean_loss) for counting in _ORDER}
     best = min(misses, key=lambda counting: misses[counting])
     if misses[best] <= tolerance:

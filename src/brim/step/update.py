@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -98,6 +99,7 @@ def clip_or_again(
             release(error, device)
         if is_last:
             break
+        warnings.warn(_("Out of memory while the gradient was clipped: it is computed once more."), stacklevel=2)
         forget_unscaling(scaler, optimizer)
         again()
     raise clipping_does_not_fit(failure, device)

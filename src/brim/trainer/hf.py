@@ -272,6 +272,10 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
         super().save_model(*args, **keywords)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        if self.args.should_save:
+            # An old checkpoint of the same step is not whole any more from here on, until its state is written again.
+            folder = Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
+            (folder / TRAINER_STATE_NAME).unlink(missing_ok=True)
         for is_last in (self.args.world_size > 1, True):
             try:
                 super()._save_checkpoint(model, trial)

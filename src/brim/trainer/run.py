@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 import weakref
 from contextlib import ExitStack, contextmanager
@@ -96,6 +97,23 @@ class Run:
             path=path, resumed_from_step=self._done, on_broken=on_broken, notes=(self._rehearsal.note,),
             configuration={name: _plain(getattr(args, name, None)) for name in _TOLD},
         )  # fmt: skip
+        self._say_what_is_in_force(path)
+
+    def _say_what_is_in_force(self, path: Path | None) -> None:
+        text = _("brim: {sequences} sequences in every step, {steps} steps an epoch; micro-batches of at most {limit}; {ledger}.")
+        self._say(
+            text.format(
+                sequences=self.plan.effective_batch,
+                steps=self.plan.steps_per_epoch,
+                limit=self.guard.in_force.format(self.guard.limit),
+                ledger=_("no ledger") if path is None else str(path),
+            )
+        )
+
+    def _say(self, sentence: str) -> None:
+        """On the screen, once for all ranks."""
+        if self._trainer.args.process_index == 0:
+            print(sentence, file=sys.stderr)  # noqa: T201 (the Trainer prints its own)
 
     @property
     def _at_work(self) -> Engine:
@@ -155,8 +173,13 @@ class Run:
 
     def close(self, *, finished: bool, reason: str = "") -> None:
         """The last line of the ledger. Nothing of the model is held any longer."""
-        if self._book is not None:
-            self._book.close(finished=finished, reason=reason)
+        summary = None if self._book is None else self._book.close(finished=finished, reason=reason)
+        if summary is not None:
+            text = _(
+                "brim: {steps} steps as promised, {sequences} sequences, {padding:.1%} padding, {splits} splits after out of memory."
+            )
+            padding = 1 - summary.tokens / max(1, summary.padded_tokens)
+            self._say(text.format(steps=summary.steps, sequences=summary.sequences, padding=padding, splits=summary.splits))
         for hook in self._hooks:
             hook.remove()
         self._engine = self._model = None
