@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import subprocess
+import traceback
 
 import pytest
 import torch
@@ -151,6 +152,19 @@ def test_a_real_allocation_that_fails_is_recognised() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
     assert out_of_memory_family(caught.value) == "cpu"
+
+
+def test_a_hint_is_shown_by_a_traceback_and_is_no_part_of_the_message() -> None:
+    error = errors.UsageError("The tank is empty.", hint="Fill it.")
+    assert error.__notes__ == ["Fill it."]
+    assert traceback.format_exception(error) == ["brim.errors.UsageError: The tank is empty.\n", "Fill it.\n"]
+    assert (str(error), error.message, error.hint) == ("The tank is empty.", "The tank is empty.", "Fill it.")
+    for other in (errors.UnknownNameError("x", hint="y"), errors.OutOfMemoryError("x", hint="y")):
+        assert other.__notes__ == ["y"]
+
+
+def test_an_error_without_a_hint_has_no_note() -> None:
+    assert not hasattr(errors.RunError("The tank is empty."), "__notes__")
 
 
 def test_usage_errors_are_value_errors_and_exit_with_2() -> None:

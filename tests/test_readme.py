@@ -43,7 +43,7 @@ def test_a_screen_of_the_readme_is_what_is_printed(command: str, lines: list[str
 @pytest.mark.parametrize("path", READMES, ids=lambda path: path.name)
 @pytest.mark.skipif(sys.platform != "linux", reason="the example sets a memory budget")
 def test_the_python_example_runs(path: Path, tmp_path: Path) -> None:
-    (program,) = _blocks(path, "python")
+    (program,) = (block for block in _blocks(path, "python") if "__main__" in block)
     (tmp_path / "example.py").write_text(program, encoding="utf-8")
     ended = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120)
     assert ended.stdout.splitlines()[0] == "out-of-memory"

@@ -36,6 +36,8 @@ class BrimError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint is not None:
+            self.add_note(hint)  # for whoever sees a traceback: the command line prints both by itself
 
 
 class UsageError(BrimError, ValueError):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import io
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -163,6 +164,8 @@ class Ran:
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     steps_taken: int = 0
     said: list[str] = field(default_factory=list)
+    """Lines on the screen."""
+    warned: list[str] = field(default_factory=list)
 
     def keep(self, model: torch.nn.Module) -> None:
         """The weights of now."""
@@ -182,6 +185,19 @@ class Ran:
     def splits(self) -> list[str]:
         """The phases in which memory ran out, in order."""
         return [split.phase for entry in self.entries for split in entry.splits]
+
+
+@contextmanager
+def listening(ran: Ran) -> Iterator[None]:
+    """Keep what is said meanwhile, also when it ends in an error."""
+    screen = io.StringIO()
+    with warnings.catch_warnings(record=True) as caught, redirect_stderr(screen):
+        warnings.simplefilter("always")
+        try:
+            yield
+        finally:
+            ran.said = screen.getvalue().splitlines()
+            ran.warned = [str(one.message) for one in caught]
 
 
 def tiny(dropout: float = 0.0) -> Any:
@@ -220,8 +236,7 @@ def own_loop(
     optimizer = adamw(model, foreach=foreach)
     watching = fault or Fault("forward")
     torch.manual_seed(3)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with listening(ran):
         try:
             with watching.around(model, optimizer):
                 steps = Steps(
@@ -233,7 +248,6 @@ def own_loop(
         finally:
             ran.keep(model)
             ran.steps_taken = watching.steps_done
-            ran.said = [str(one.message) for one in caught]
     return ran
 
 
@@ -263,15 +277,13 @@ def trainer_loop(trainer: Any, fault: Fault | None = None, *, resume: str | None
     ran = Ran() if ran is None else ran
     watching = fault or Fault("forward")
     torch.manual_seed(3)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with listening(ran):
         try:
             with watching.around(trainer.model, trainer.optimizer):
                 trainer.train(resume_from_checkpoint=resume)
         finally:
             ran.keep(trainer.model)
             ran.steps_taken = watching.steps_done
-            ran.said = [str(one.message) for one in caught]
             ran.entries = list(read_ledger(Path(trainer.args.output_dir) / "ledger.jsonl").steps)
     return ran
 

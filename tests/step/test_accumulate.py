@@ -305,12 +305,14 @@ def test_counts_in_some_calls_of_a_window_only_are_refused_and_windows_may_diffe
 
 @pytest.mark.parametrize("steps", [0, -1, 2.0, True, "4", None], ids=repr)
 def test_steps_that_are_no_number_of_micro_batches_are_refused(steps: Any) -> None:
-    with pytest.raises(UsageError, match="accumulation_steps is"):
+    is_whole = type(steps) is int
+    told = f"must be at least 1, and is {steps}" if is_whole else f"is {steps!r}, and must be a whole number"
+    with pytest.raises(UsageError, match=f"^accumulation_steps {told}.$"):
         GradientAccumulator(*small(), steps)
 
 
-@pytest.mark.parametrize("max_norm", [0, -1.0, float("nan")], ids=repr)
-def test_a_norm_that_would_stop_training_is_refused(max_norm: float) -> None:
+@pytest.mark.parametrize("max_norm", [0, -1.0, float("nan"), "1.0"], ids=repr)
+def test_a_norm_that_would_stop_training_is_refused(max_norm: Any) -> None:
     with pytest.raises(UsageError, match="max_norm is") as caught:
         GradientAccumulator(*small(), 2, max_norm=max_norm)
     assert caught.value.hint == "Give None to clip nothing."

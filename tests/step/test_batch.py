@@ -200,7 +200,12 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"lengths": 7}, "whole numbers"),
     ({"effective_batch": 0}, "effective_batch must be at least 1"),
     ({"ranks": 0}, "ranks must be at least 1"),
-    ({"seed": -1}, "seed must not be negative"),
+    ({"seed": -1}, "seed must be at least 0, and is -1"),
+    ({"seed": 1.5}, "seed is 1.5, and must be a whole number"),
+    ({"effective_batch": 16.0}, "effective_batch is 16.0, and must be a whole number"),
+    ({"effective_batch": "64"}, "effective_batch is '64', and must be a whole number"),
+    ({"effective_batch": True}, "effective_batch is True, and must be a whole number"),
+    ({"ranks": 2.0}, "ranks is 2.0, and must be a whole number"),
     ({"effective_batch": 8, "drop_last": True}, "drop_last leaves nothing"),
 )
 

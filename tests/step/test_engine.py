@@ -147,6 +147,27 @@ def test_a_true_limit_is_learned_in_the_first_step_and_changes_no_gradient(phase
     assert len(tight.said) == len(splits[0])
 
 
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_each_split_is_one_sentence_with_its_parts(phase: str) -> None:
+    bench = Bench(Words(), Memory(phase=phase, always_fails={0}), budget=Budget.sequences(5))
+    hardest = bench.data[0].micro[0]
+    bench.step(0)
+    parts = {2: "1 + 1", 3: "2 + 1", 4: "2 + 2", 5: "3 + 2"}[len(hardest)]
+    assert bench.said == [
+        f"brim: out of memory in {phase} with {len(hardest)} x {hardest.shape[0]} tokens: now {parts}. Nothing is lost."
+    ]
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_one_sequence_that_is_tried_again_has_its_own_sentence(phase: str) -> None:
+    bench = Bench(Words(), Memory(phase=phase, always_fails={0}), budget=Budget.sequences(1))
+    tokens = bench.data[0].micro[0].shape[0]
+    bench.step(0)
+    assert bench.said == [
+        f"brim: out of memory in {phase} with 1 x {tokens} tokens: freed what can be freed, and tries once more."
+    ]
+
+
 def test_the_limit_climbs_back_when_memory_is_free_again() -> None:
     bench = Bench(Words(), Memory(3))
     bench.step(0)

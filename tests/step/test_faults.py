@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from brim.errors import OutOfMemoryError, RunError
+from brim.records import Split
 from brim.step.budget import Budget
 from brim.step.loop import Steps
 from brim.trainer.hf import last_whole_checkpoint
@@ -110,7 +111,7 @@ def check_the_promise(ran: Ran, expected: Ran) -> None:
 
 
 def check_what_is_told(ran: Ran, where: Where, step: int) -> None:
-    """A split is in the ledger with its phase and bytes, and in a warning. Clipping splits nothing."""
+    """A split is in the ledger with its phase and bytes, and a line on the screen. Clipping splits nothing."""
     splits = ran.entries[step - 1].splits
     assert len(splits) == sum(len(entry.splits) for entry in ran.entries)
     if where == "clip":
@@ -118,8 +119,18 @@ def check_what_is_told(ran: Ran, where: Where, step: int) -> None:
         return
     assert [split.phase for split in splits] == [where]
     assert splits[0].requested_bytes == ASKED_BYTES
-    text = f"Out of memory in {where} with {splits[0].sequences} x {splits[0].length} tokens: split into "
-    assert any(text in sentence and sentence.endswith(", nothing lost.") for sentence in ran.said)
+    assert [line for line in ran.said if "out of memory in" in line] == [sentence_of(splits[0])]
+    assert ran.said[-1].startswith("brim: the promise was kept. ")
+    assert f"splits after out of memory: {len(splits)}," in ran.said[-1]
+    assert not any("memory" in sentence for sentence in ran.warned)
+
+
+def sentence_of(split: Split) -> str:
+    """What the screen says of it: halves differ by one sequence at most, and one alone cannot be halved."""
+    text = f"brim: out of memory in {split.phase} with {split.sequences} x {split.length} tokens: "
+    if split.into == 1:
+        return text + "freed what can be freed, and tries once more."
+    return text + f"now {(split.sequences + 1) // 2} + {split.sequences // 2}. Nothing is lost."
 
 
 @pytest.mark.parametrize(("where", "step", "share", "shares"), in_turn(OWN))
@@ -240,7 +251,7 @@ def resumed(saved: dict[str, Any], foreach: bool) -> Ran:
 
 def check_that_nothing_goes_on(steps: Steps, due: Any) -> None:
     for attempt in (due.run, steps.state, lambda: next(iter(steps))):
-        with pytest.raises(RunError, match="half changed, and nothing goes on"):
+        with pytest.raises(RunError, match="half changed: .* nothing goes on from them"):
             attempt()
 
 
@@ -276,7 +287,7 @@ def test_evaluation_halves_its_own_batch_and_training_does_not_notice(
     trainer = a_trainer(tmp_path / "fault", dropout=0.2)
     ran = trainer_loop(trainer, Fault("evaluation", 2, place(share, 3, trainer_operations("evaluation", 2))))
     assert trainer.args.per_device_eval_batch_size == 2
-    assert "Evaluation ran out of memory: its batch size goes from 4 to 2. Training goes on as it was." in ran.said
+    assert "Evaluation ran out of memory: its batch size goes from 4 to 2. Training goes on as it was." in ran.warned
     assert ran.farthest(expected) == 0
     assert [entry.loss for entry in ran.entries] == [entry.loss for entry in expected.entries]
     assert not ran.splits
@@ -302,7 +313,7 @@ def test_saving_is_tried_once_more_and_then_the_checkpoint_is_whole(
     fault = Fault("saving", 2, place(share, 5, trainer_operations("saving", 2)))
     ran = trainer_loop(a_trainer(tmp_path / "fault"), fault)
     assert fault.raised == 1
-    assert "Saving ran out of memory: freed what can be freed, and tries once more." in ran.said
+    assert "Saving ran out of memory: freed what can be freed, and tries once more." in ran.warned
     check_the_promise(ran, clean_trainer)
     first = tmp_path / "fault" / "checkpoint-1"
     assert trainer_loop(a_trainer(tmp_path / "again"), resume=str(first)).farthest(clean_trainer) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_a_failure_keeps_what_the_error_said_and_not_the_error(number: int) -> N
     failure = failure_of(out_of_memory(number), "backward")
     assert failure is not None
     assert (failure.phase, failure.requested_bytes, failure.family) == ("backward", ASKED_BYTES, ["cuda", "cpu"][number])
-    assert "\n" not in failure.message
+    assert not any(isinstance(getattr(failure, one.name), BaseException) for one in fields(failure))
 
 
 def test_what_is_not_about_memory_is_no_failure() -> None:
@@ -151,7 +152,7 @@ def test_what_was_learned_goes_into_a_checkpoint_and_comes_back_under_the_same_b
 
 
 def test_the_last_words_say_what_where_and_how_to_go_on() -> None:
-    failure = Failure("forward", "cuda", ASKED_BYTES, "CUDA out of memory.")
+    failure = Failure("forward", "cuda", ASKED_BYTES)
     alone = does_not_fit_alone(MicroBatch(np.array([7]), np.array([[1200, 34]]), {}), failure, CpuDevice(), 512)
     assert alone.message.startswith("Sequence 7 (1,200 + 34 tokens) does not fit even alone: out of memory in forward, ")
     assert alone.message.endswith(", 20.0 MiB more asked for.")

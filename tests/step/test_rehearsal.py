@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,8 +14,8 @@ import torch
 from brim.errors import OutOfMemoryError
 from brim.machine.budget import ForkServer
 from brim.machine.device import CpuDevice
-from brim.sizes import MIB
-from brim.step.rehearsal import rehearse
+from brim.sizes import MIB, format_bytes
+from brim.step.rehearsal import Rehearsal, rehearse
 
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 optim: Any = torch.optim
@@ -99,28 +100,47 @@ def test_bitsandbytes_is_rehearsed_without_a_trace(name: str) -> None:
     check_that_nobody_could_tell(lambda p: getattr(kinds, name)(p, lr=0.1))
 
 
+def tensor_bytes(optimizer: torch.optim.Optimizer) -> int:
+    tensors = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def told_bytes(rehearsal: Rehearsal) -> tuple[str, str]:
+    """Of the state, and of the peak that was measured: what the ledger says."""
+    found = re.fullmatch(
+        r"The optimizer's state takes ([\d.]+ \w+); its step peaks at ([\d.]+ \w+), measured before the first\.", rehearsal.note
+    )
+    assert found is not None, rehearsal.note
+    return found[1], found[2]
+
+
 @pytest.mark.parametrize("name", ["AdamW", "AdamW foreach", "SGD with momentum", "RMSprop"])
 def test_a_state_of_zeros_stays_and_is_counted(name: str) -> None:
     weights = parameters()
     optimizer = OPTIMIZERS[name](weights)
     rehearsal = rehearse(optimizer, CpuDevice())
     assert len(optimizer.state) == len(weights)
-    assert rehearsal.state_bytes >= sum(weight.numel() * 4 for weight in weights)
-    assert rehearsal.peak_bytes
+    state_bytes = tensor_bytes(optimizer)
+    assert state_bytes >= sum(weight.numel() * 4 for weight in weights)
+    state, peak = told_bytes(rehearsal)
+    assert state == format_bytes(state_bytes)
+    assert not peak.startswith("0")
     assert not rehearsal.held
-    assert not rehearsal.note
-    for state in optimizer.state.values():
-        assert float(state.get("step", 0)) == 0
+    for kept in optimizer.state.values():
+        assert float(kept.get("step", 0)) == 0
 
 
 @pytest.mark.parametrize("name", ["NAdam", "SGD with dampening", "Adafactor of torch", "Adafactor of transformers"])
 def test_a_state_that_a_fresh_one_would_not_be_goes_and_its_room_is_held(name: str) -> None:
-    optimizer = OPTIMIZERS[name](parameters())
+    optimizer = OPTIMIZERS[name](weights := parameters())
     rehearsal = rehearse(optimizer, CpuDevice())
     assert not optimizer.state
-    assert sum(held.numel() for held in rehearsal.held) == rehearsal.state_bytes > 0
+    held_bytes = sum(held.numel() for held in rehearsal.held)
+    assert told_bytes(rehearsal)[0] == format_bytes(held_bytes)
     rehearsal.release()
     assert not rehearsal.held
+    train(optimizer, weights, 1)
+    assert held_bytes == tensor_bytes(optimizer) > 0
 
 
 @pytest.mark.parametrize(

@@ -211,14 +211,19 @@ def test_the_ledger_says_what_the_trainer_says(tmp_path: Path) -> None:
     assert summary["finished"]
 
 
-def test_a_step_without_a_supervised_token_learns_nothing_and_says_so(tmp_path: Path) -> None:
-    rows = [{**row, "labels": [-100] * len(row["labels"])} for row in ragged(8)]
+def test_steps_without_a_supervised_token_learn_nothing_and_the_first_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{**row, "labels": [-100] * len(row["labels"])} for row in ragged(24)]
     trainer = trainer_of(tmp_path, rows, weight_decay=0.5)
     before = weights(trainer.model)
-    with pytest.warns(UserWarning, match="no supervised token"):
-        trainer.train()
+    trainer.train()
     assert torch.equal(before, weights(trainer.model))
-    assert [line["skipped"] for line in lines(tmp_path)] == [True]
+    assert [line["skipped"] for line in lines(tmp_path)] == [True, True, True]
+    said = [line for line in capsys.readouterr().err.splitlines() if "no supervised token" in line]
+    assert said == ["brim: step 1 has no supervised token, so it was skipped. Further ones are only counted."]
+    [summary] = lines(tmp_path, "summary")
+    assert summary["skipped"] == 3
 
 
 def test_what_a_micro_batch_may_cost_comes_from_the_arguments(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from brim.errors import RunError, UnsupportedError, UsageError
 from brim.locale import _
+from brim.step.arguments import norm_to_clip_at, whole
 from brim.step.ranks import Ranks
 
 
@@ -72,7 +73,8 @@ class GradientAccumulator:
         max_norm: float | None = 1.0,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        _check_arguments(accumulation_steps, max_norm)
+        whole("accumulation_steps", accumulation_steps)
+        norm_to_clip_at(max_norm)
         self.model = model
         self.optimizer = optimizer
         self.accumulation_steps = accumulation_steps
@@ -204,17 +206,6 @@ class GradientAccumulator:
 
 def _power_of_two(items: float) -> float:
     return 2.0 ** round(math.log2(items))
-
-
-def _check_arguments(accumulation_steps: int, max_norm: float | None) -> None:
-    if not isinstance(accumulation_steps, int) or isinstance(accumulation_steps, bool) or accumulation_steps < 1:
-        raise UsageError(
-            _("accumulation_steps is {value!r}, and must be a whole number of at least 1.").format(value=accumulation_steps)
-        )
-    if max_norm is not None and not max_norm > 0:
-        raise UsageError(
-            _("max_norm is {value!r}, and must be above 0.").format(value=max_norm), hint=_("Give None to clip nothing.")
-        )
 
 
 def _take_over_reduction(model: torch.nn.Module) -> None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from brim.errors import UsageError
 from brim.locale import _
+from brim.step.arguments import whole
 from brim.step.slicing import IntArray, Order, cut_stack, deal_stack, even_shares, order_of, sort_stack
 
 if TYPE_CHECKING:
@@ -44,10 +45,8 @@ class BatchPlan:
     ) -> None:
         """`lengths` are tokens, `[n]`, or `[n, 2]` with the targets' beside them. An epoch's last global batch may be short, or dropped."""
         for name, size in (("effective_batch", effective_batch), ("ranks", ranks)):
-            if size < 1:
-                raise UsageError(_("{name} must be at least 1, and is {size}.").format(name=name, size=size))
-        if seed < 0:
-            raise UsageError(_("The seed must not be negative, and is {seed}.").format(seed=seed))
+            whole(name, size)
+        whole("seed", seed, least=0)
         self._lengths = _checked(lengths)
         self.n = len(self._lengths)
         self.effective_batch = effective_batch

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import TYPE_CHECKING, Literal, cast
 
+from brim.locale import _, sentences
 from brim.records import BudgetLimit, LedgerEntry, LedgerHeader, LedgerSummary, Slice, Split
+from brim.step.arguments import word
 from brim.step.checker import Checker
-from brim.step.ledger import LedgerWriter
+from brim.step.ledger import LedgerWriter, Totals
 from brim.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from brim.machine.device import Device
@@ -43,9 +46,12 @@ class Book:
         on_broken: OnBroken = "stop",
         configuration: Mapping[str, str | int | float | bool | None] | None = None,
         notes: tuple[str, ...] = (),
-        on_trouble: Callable[[str], None] | None = None,
     ) -> None:
-        self._plan, self._guard, self._device = plan, guard, device
+        word("on_broken", on_broken, OnBroken)
+        self._plan, self._guard, self._device, self._is_first_rank = plan, guard, device, ranks.rank == 0
+        self.is_closed = False
+        self._totals, self._started = Totals(resumed_from_step), time.monotonic()
+        self._said_unsupervised = False
         self._checker = Checker(on_broken, last_step=resumed_from_step)
         self._began = self._wait_seconds = 0.0
         header = LedgerHeader(
@@ -64,7 +70,11 @@ class Book:
             versions=_versions(),
             notes=tuple(note for note in (guard.budget.because, *notes) if note),
         )
-        self._writer = LedgerWriter(path, header, on_trouble=on_trouble) if path is not None and ranks.rank == 0 else None
+        self._writer: LedgerWriter | None = None
+        if path is not None and self._is_first_rank:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = LedgerWriter(path, header, on_trouble=say)
+        self._say_what_is_in_force(path, resumed_from_step)
 
     def begin(self, wait_seconds: float = 0.0) -> None:
         """The data is there, the work begins."""
@@ -104,16 +114,69 @@ class Book:
             learning_rate=learning_rate,
         )
         # Written before it is judged: a broken promise must be on record too.
+        self._totals.add(entry)
         if self._writer is not None:
             self._writer.write(entry)
+        self._say_if_unsupervised(entry)
         self._checker.check(entry, item.promised.tolist(), total.items)
         return entry
 
-    def close(self, *, finished: bool, reason: str = "") -> LedgerSummary | None:
-        """The run is over, for good or not. The sums of its steps, on the rank that writes them, the first time."""
-        if self._writer is None or self._writer.summary is not None:
-            return None
-        return self._writer.close(finished=finished, reason=reason)
+    def close(self, *, finished: bool, reason: str = "") -> None:
+        """The run is over, for good or not: the sums of its steps, as the last line of the ledger and of the screen."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        summary = self._totals.summary(seconds=time.monotonic() - self._started, finished=finished, reason=reason)
+        if self._is_first_rank:
+            say(_in_words(summary))
+        if self._writer is not None:
+            self._writer.close(finished=finished, reason=reason)
+
+    def _say_what_is_in_force(self, path: Path | None, resumed_from_step: int) -> None:
+        if not self._is_first_rank:
+            return
+        text = _("brim: effective batch {batch}, steps in an epoch: {steps}, micro-batches of up to {limit}, ledger: {ledger}.")
+        words = text.format(
+            batch=self._plan.effective_batch,
+            steps=self._plan.steps_per_epoch,
+            limit=self._guard.budget.format(self._guard.limit),
+            ledger=_("none") if path is None else path,
+        )
+        say(sentences(words, _("Goes on after step {step}.").format(step=resumed_from_step) if resumed_from_step else ""))
+
+    def _say_if_unsupervised(self, entry: LedgerEntry) -> None:
+        if entry.supervised_tokens or self._said_unsupervised or not self._is_first_rank:
+            return
+        self._said_unsupervised = True
+        text = _("brim: step {step} has no supervised token, so it was skipped. Further ones are only counted.")
+        say(text.format(step=entry.step))
+
+
+def say(sentence: str) -> None:
+    """On the screen, where it is no output of the program."""
+    print(sentence, file=sys.stderr)  # noqa: T201
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a run ended, for the ledger."""
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _in_words(summary: LedgerSummary) -> str:
+    if summary.finished:
+        begin = _("brim: the promise was kept.")
+    else:
+        begin = _("brim: ended early after step {step}: {reason}").format(step=summary.last_step, reason=summary.reason)
+    if not summary.steps:
+        return begin
+    text = _(
+        "Steps: {steps}, sequences: {sequences}, padding: {padding:.1%}, splits after out of memory: {splits}, skipped: {skipped}."
+    )
+    padding = 1 - summary.tokens / max(1, summary.padded_tokens)
+    counted = text.format(
+        steps=summary.steps, sequences=summary.sequences, padding=padding, splits=summary.splits, skipped=summary.skipped
+    )
+    return sentences(begin, counted)
 
 
 def _slices(total: Total) -> tuple[Slice, ...]:

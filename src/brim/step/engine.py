@@ -256,7 +256,11 @@ class Engine:
         else:
             halves = micro.split(self._collate)
         tally.splits.append((failure.phase, len(micro), micro.shape[0], len(halves), failure.requested_bytes))
-        text = _("Out of memory in {phase} with {sequences} x {tokens} tokens: split into {parts}, nothing lost.")
+        text = _("brim: out of memory in {phase} with {sequences} x {tokens} tokens: now {parts}. Nothing is lost.")
+        if len(halves) == 1:
+            text = _(
+                "brim: out of memory in {phase} with {sequences} x {tokens} tokens: freed what can be freed, and tries once more."
+            )
         self._on_split(
             text.format(
                 phase=failure.phase,

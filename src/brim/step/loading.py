@@ -50,6 +50,7 @@ class StepDataset(Dataset[StepItem]):
     """The steps of a run: number in, item out."""
 
     def __init__(self, data: Any, collate: Collate, plan: BatchPlan, guard: Guard, rank: int = 0) -> None:
+        assert len(data) == plan.n
         self.data = data
         self.collate = collate
         self.plan = plan

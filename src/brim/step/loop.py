@@ -11,8 +11,6 @@ The loop stays the user's: what happens between steps, when to evaluate, when to
 from __future__ import annotations
 
 import time
-import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,12 +20,14 @@ from torch.utils.data import DataLoader
 
 from brim.errors import UsageError
 from brim.locale import _
-from brim.machine.device import CpuDevice, Device, TorchDevice
+from brim.step import arguments
 from brim.step.batch import BatchPlan
-from brim.step.book import Book
+from brim.step.book import Book, reason_of, say
+from brim.step.devices import device_of, to_device
 from brim.step.engine import Engine, Mark, Total
 from brim.step.loading import StepDataset, StepItem, lengths_of, the_only
 from brim.step.loss import counting_of, looking_on
+from brim.step.micro import Counting
 from brim.step.oom import Guard
 from brim.step.ranks import Ranks
 from brim.step.rehearsal import rehearse
@@ -36,12 +36,13 @@ from brim.step.update import Updater
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from brim.records import LedgerEntry
     from brim.step.book import OnBroken
     from brim.step.budget import Budget
     from brim.step.loading import Collate
-    from brim.step.micro import Counting, MicroBatch
+    from brim.step.micro import MicroBatch
 
 
 class Steps:
@@ -73,37 +74,42 @@ class Steps:
         resume: Mapping[str, Any] | None = None,
         on_broken: OnBroken = "stop",
     ) -> None:
-        if epochs < 1:
-            raise UsageError(_("{name} must be at least 1, and is {size}.").format(name="epochs", size=epochs))
+        self._last = arguments.whole("epochs", epochs)
+        arguments.function("collate", collate)
+        arguments.norm_to_clip_at(max_norm)
+        arguments.state_to_resume(resume)
+        if counting is not None:
+            arguments.word("counting", counting, Counting)
+        path = arguments.ledger_file(ledger)
         self._model = model.module if isinstance(model, DistributedDataParallel) else model
-        self._optimizer, self._scaler, self._max_norm = optimizer, scaler, max_norm
+        self._optimizer, self._scaler = optimizer, scaler
         self._loss = loss or _loss_of_model
-        parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-        if not parameters:
-            raise UsageError(_("The model has no parameter that trains."))
+        parameters = arguments.parameters_to_train(self._model, optimizer)
         self._torch_device = parameters[0].device
         self.device = device_of(self._torch_device)
         self._ranks = Ranks(parameters)
+        if lengths is not None:
+            arguments.lengths_for(lengths, data)
         found = lengths_of(data) if lengths is None else lengths
         self.plan = BatchPlan(found, effective_batch=effective_batch, seed=seed, drop_last=drop_last, ranks=self._ranks.size)
-        self.guard = Guard(budget)
+        self.guard = Guard(arguments.budget_of(budget))
         self.done = check_state(self.plan, self.guard, resume)
         """Optimizer steps taken since the start of the run."""
         self._data = StepDataset(data, collate, self.plan, self.guard, self._ranks.rank)
         self._saved = self.done or None
         """The step after which the state was last asked for."""
         self._workers = workers
-        self._last = epochs * self.plan.steps_per_epoch
+        self._last *= self.plan.steps_per_epoch
         rehearsal = rehearse(optimizer, self.device)
         self._engine = Engine(
             self._model, self._compute,
             counting=counting or self._find_counting(), guard=self.guard, ranks=self._ranks, device=self.device, collate=collate,
-            on_split=warnings.warn,
+            on_split=say,
         )  # fmt: skip
         self._updater = Updater(optimizer, scaler, max_norm, parameters, self.device, rehearsal)
         self._book = Book(
             self.plan, self.guard, self._ranks, self.device,
-            path=_ledger_file(ledger), resumed_from_step=self.done, on_broken=on_broken, notes=(rehearsal.note,),
+            path=path, resumed_from_step=self.done, on_broken=on_broken, notes=(rehearsal.note,),
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -120,6 +126,11 @@ class Steps:
             self._data, batch_sampler=[[step] for step in range(self.done, self._last)], collate_fn=the_only,
             num_workers=self._workers, pin_memory=self._torch_device.type == "cuda",
         )  # fmt: skip
+        if self._book.is_closed:
+            raise UsageError(
+                _("This loop was left after step {step}.").format(step=self.done),
+                hint=_("Make a new one with resume=loop.state() to go on."),
+            )
         self._reason = ""
         finished = False
         try:
@@ -132,7 +143,7 @@ class Steps:
                 self._check_that_it_ran(before)
             finished = True
         except Exception as error:
-            self._reason = str(error) or type(error).__name__
+            self._reason = reason_of(error)
             raise
         finally:
             # What `run` raised goes past this generator, straight to the user's loop.
@@ -146,7 +157,7 @@ class Steps:
         try:
             return self._take(item, wait_seconds, error)
         except Exception as raised:
-            self._reason = str(raised) or type(raised).__name__
+            self._reason = reason_of(raised)
             raise
 
     def _take(self, item: StepItem, wait_seconds: float, error: Exception | None) -> LedgerEntry:
@@ -166,9 +177,6 @@ class Steps:
 
     def _update(self, total: Total) -> bool:
         if not total.items:
-            warnings.warn(
-                _("Step {step} has no supervised token: nothing was learned from it.").format(step=self.done + 1), stacklevel=4
-            )
             self._engine.clear_gradients()
             return True
         try:
@@ -183,18 +191,26 @@ class Steps:
         return text.format(step=self._saved)
 
     def _compute(self, batch: Any, items: int, weight: float, mark: Mark) -> torch.Tensor:  # noqa: ARG002 (a trainer wants items)
-        loss = self._loss(self._model, to_device(batch, self._torch_device))
+        loss = self._mean_loss(batch)
         mark.phase = "backward"
         weighted = loss * weight
         (weighted if self._scaler is None else self._scaler.scale(weighted)).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def _find_counting(self) -> Counting:
-        def mean_loss(batch: Any, _items: int) -> float:
-            return float(self._loss(self._model, to_device(batch, self._torch_device)))
-
         with looking_on(self._model, self._torch_device):
-            return counting_of(self._data, mean_loss, next(self._model.parameters()).dtype)
+            return counting_of(
+                self._data, lambda batch, _items: float(self._mean_loss(batch)), next(self._model.parameters()).dtype
+            )
+
+    def _mean_loss(self, batch: Any) -> torch.Tensor:
+        loss: Any = self._loss(self._model, to_device(batch, self._torch_device))
+        if not isinstance(loss, torch.Tensor) or loss.dim() > 0:
+            raise UsageError(
+                _("The loss is {kind}, and must be one number, as a tensor.").format(kind=type(loss).__name__),
+                hint=_("Return the mean over the labels that are not -100: loss.mean(), not loss.item()."),
+            )
+        return loss
 
 
 steps = Steps
@@ -228,11 +244,6 @@ class Step:
         return self._owner._run(self._item, self._wait_seconds, self._error)  # noqa: SLF001 (a step is a part of its loop)
 
 
-def device_of(device: torch.device) -> Device:
-    """The device that brim watches for this one of torch's."""
-    return CpuDevice() if device.type == "cpu" else TorchDevice(device.type, device.index or 0)
-
-
 def _next(items: Iterator[StepItem], step: int) -> tuple[StepItem, Exception | None]:
     """The next item, or why there is none: told to the other ranks before it is raised, for they would wait."""
     try:
@@ -241,29 +252,11 @@ def _next(items: Iterator[StepItem], step: int) -> tuple[StepItem, Exception | N
         return StepItem(step, np.empty(0, np.int64), ()), error
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
-    """The tensors of a batch on the device; a mapping is copied, so that whoever gets it may take it apart."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict) or hasattr(batch, "keys"):
-        return {key: to_device(batch[key], device) for key in batch.keys()}  # noqa: SIM118 (a BatchEncoding iterates otherwise)
-    if isinstance(batch, list | tuple):
-        return type(batch)(to_device(value, device) for value in batch)
-    return batch
-
-
 def _loss_of_model(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-    output = model(**batch)
-    loss = output["loss"] if isinstance(output, dict) or hasattr(output, "keys") else output[0]
-    if not isinstance(loss, torch.Tensor):
+    output: Any = model(**batch)
+    loss: torch.Tensor | None = output.get("loss") if hasattr(output, "get") else output[0]
+    if loss is None:
         raise UsageError(
             _("The model returned no loss."), hint=_("Give labels in the batch, or loss=..., a function of model and batch.")
         )
     return loss
-
-
-def _ledger_file(ledger: str | Path | None) -> Path | None:
-    if ledger is None:
-        return None
-    path = Path(ledger)
-    return path if path.suffix == ".jsonl" else path / "ledger.jsonl"

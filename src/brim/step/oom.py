@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from brim.errors import OutOfMemoryError, out_of_memory_family
+from brim.errors import OutOfMemoryError, RunError, out_of_memory_family
 from brim.locale import _, sentences
 from brim.sizes import format_bytes
 from brim.workload.words import Phase
@@ -44,7 +44,6 @@ class Failure:
     phase: Phase
     family: str
     requested_bytes: int | None
-    message: str
 
 
 def failure_of(error: BaseException, phase: Phase) -> Failure | None:
@@ -52,8 +51,7 @@ def failure_of(error: BaseException, phase: Phase) -> Failure | None:
     family = out_of_memory_family(error)
     if family is None:
         return None
-    message = str(error)
-    return Failure(phase, family, requested_bytes(message), message.strip().partition("\n")[0])
+    return Failure(phase, family, requested_bytes(str(error)))
 
 
 def requested_bytes(message: str) -> int | None:
@@ -178,6 +176,16 @@ def clipping_does_not_fit(failure: Failure, device: Device) -> OutOfMemoryError:
         text.format(used=format_bytes(reading.total_bytes - reading.free_bytes), total=format_bytes(reading.total_bytes)),
         family=failure.family,
         hint=_("A smaller micro-batch does not help: use an 8-bit optimizer or Adafactor, or LoRA."),
+    )
+
+
+def nothing_to_save() -> RunError:
+    """After a failure in the middle of the optimizer's step there is nothing to go on with, and nothing to save."""
+    return RunError(
+        _(
+            "The weights are half changed: memory ran out in the optimizer's step. They are not saved, and nothing goes on from them."
+        ),
+        hint=_("Load the last checkpoint."),
     )
 
 

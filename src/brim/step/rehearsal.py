@@ -35,11 +35,8 @@ _BEGIN_WITH_ZEROS: Final = {"Adam", "AdamW", "SGD", "RMSprop", "Adadelta"}
 class Rehearsal:
     """What was learned. `held` is released just before the first real step."""
 
-    state_bytes: int = 0
-    peak_bytes: int | None = None
-    """What the device held at most while the optimizer stepped."""
     note: str = ""
-    """Why there was none, for the ledger."""
+    """What it took, or why there was none: for the ledger."""
     held: list[torch.Tensor] = field(default_factory=list)
 
     def release(self) -> None:
@@ -50,12 +47,12 @@ class Rehearsal:
 def rehearse(optimizer: torch.optim.Optimizer, device: Device) -> Rehearsal:
     """Step without moving a weight. Out of memory here is an error that has cost nothing."""
     if optimizer.state:
-        return Rehearsal(note=_("The optimizer's state was there already."))
+        return Rehearsal(_("The optimizer's state was there already."))
     if not type(optimizer).__module__.startswith(_KNOWN) or _would_move(optimizer):
         text = _(
             "The memory of the optimizer's step was not rehearsed: brim does not know how {name} behaves without a learning rate."
         )
-        return Rehearsal(note=text.format(name=type(optimizer).__name__))
+        return Rehearsal(text.format(name=type(optimizer).__name__))
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
     device.reset_peak()
     try:
@@ -65,12 +62,14 @@ def rehearse(optimizer: torch.optim.Optimizer, device: Device) -> Rehearsal:
         optimizer.state.clear()
         release(error, device)
         if failure is None:  # it wants a closure, sparse gradients, or something else that a rehearsal does not have
-            return Rehearsal(note=_("The memory of the optimizer's step was not rehearsed: {why}.").format(why=error))
+            return Rehearsal(_("The memory of the optimizer's step was not rehearsed: {why}.").format(why=error))
         raise _too_much(optimizer, parameters, device, failure.family) from None
     finally:
         for parameter in parameters:
             parameter.grad = None
-    rehearsal = Rehearsal(_state_bytes(optimizer), device.read().peak_allocated_bytes)
+    state_bytes, peak_bytes = _state_bytes(optimizer), device.read().peak_allocated_bytes
+    text = _("The optimizer's state takes {state}; its step peaks at {peak}, measured before the first.")
+    rehearsal = Rehearsal(text.format(state=format_bytes(state_bytes), peak=format_bytes(peak_bytes)))
     if not _is_fresh(optimizer):
         held_bytes = _state_bytes(optimizer, pages=False)
         optimizer.state.clear()

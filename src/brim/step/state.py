@@ -32,10 +32,12 @@ def check_state(plan: BatchPlan, guard: Guard, state: Mapping[str, Any] | None) 
     if state is None:
         return 0
     now = state_of(plan, guard, int(state["step"]))
-    changed = [name for name in ("effective_batch", "seed", "sequences", "drop_last", "fingerprint") if state[name] != now[name]]
-    if changed:
+    changed = [name for name in ("effective_batch", "seed", "sequences", "drop_last") if state[name] != now[name]]
+    if changed or state["fingerprint"] != now["fingerprint"]:
         text = _("This run cannot go on as promised: {changes}.")
-        told = ", ".join(f"{name} {state[name]} -> {now[name]}" for name in changed)
+        told = ", ".join(f"{name} {state[name]} -> {now[name]}" for name in changed) or _(
+            "the lengths of the sequences are others"
+        )
         raise UsageError(text.format(changes=told), hint=_("Give the same data, seed and effective batch, or start a new run."))
     learned = state["guard"]
     if (learned["unit"], learned["budget"]) == (guard.budget.unit, guard.budget.limit):

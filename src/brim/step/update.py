@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from brim.errors import RunError
 from brim.locale import _
-from brim.step.oom import clipping_does_not_fit, failure_of, half_changed, release
+from brim.step.oom import clipping_does_not_fit, failure_of, half_changed, nothing_to_save, release
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,12 +71,7 @@ class Updater:
     def refuse_if_torn(self) -> None:
         """After a failure in the middle of the optimizer's step there is nothing to go on with."""
         if self._is_torn:
-            raise RunError(
-                _(
-                    "Memory ran out in the middle of the optimizer's step: the weights are half changed, and nothing goes on from them."
-                ),
-                hint=_("Load the last checkpoint."),
-            )
+            raise nothing_to_save()
 
 
 def clip_or_again(

@@ -12,6 +12,7 @@ checkpoints and `resume_from_checkpoint` are the Trainer's.
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 import warnings
@@ -26,12 +27,16 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from brim.errors import OutOfMemoryError, UsageError
 from brim.locale import _
+from brim.step.arguments import ledger_file, lengths_for
 from brim.step.batch import BatchPlan
+from brim.step.book import reason_of
 from brim.step.budget import Budget
+from brim.step.devices import device_of
 from brim.step.loading import StepDataset, StepItem, StepSampler, lengths_of, the_only
 from brim.step.oom import Guard, failure_of, release
 from brim.step.randomness import Randomness
 from brim.trainer.callback import BrimBookkeeper
+from brim.trainer.options import Options
 from brim.trainer.refusals import refuse_what_cannot_be_promised
 from brim.trainer.run import Run
 
@@ -63,28 +68,39 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
         on_broken: OnBroken = "stop",
         **keywords: Any,
     ) -> None:
+        options = Options(
+            effective_batch=effective_batch, budget=budget, lengths=lengths, ledger=ledger, on_broken=on_broken
+        )  # fmt: skip
         super().__init__(*args, **keywords)
-        self._begin(effective_batch=effective_batch, budget=budget, lengths=lengths, ledger=ledger, on_broken=on_broken)
+        self._begin(options)
 
-    def _begin(
-        self,
-        *,
-        effective_batch: int | None = None,
-        budget: Budget | None = None,
-        lengths: Sequence[int] | None = None,
-        ledger: str | Path | bool = True,
-        on_broken: OnBroken = "stop",
-    ) -> None:
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        before = cls.__mro__[: cls.__mro__.index(BrimMixin)]
+        if any(issubclass(kind, Trainer) and not issubclass(kind, BrimMixin) for kind in before):
+            raise UsageError(
+                _("{name} names BrimMixin after its Trainer, so the Trainer's own step would run.").format(name=cls.__name__),
+                hint=_("Name it first: class {name}(BrimMixin, Trainer).").format(name=cls.__name__),
+            )
+
+    def _begin(self, options: Options) -> None:
         refuse_what_cannot_be_promised(self)
+        self._options = options
+        self._own_arguments()
         args = self.args
         given = args.per_device_train_batch_size * args.gradient_accumulation_steps * max(1, args.world_size)
-        self.effective_batch = given if effective_batch is None else effective_batch
-        self._budget, self._lengths, self._ledger, self._on_broken = budget, lengths, ledger, on_broken
+        self.effective_batch = given if options.effective_batch is None else options.effective_batch
         args.gradient_accumulation_steps = 1
         self.accelerator.gradient_accumulation_steps = 1
         self._run: Run | None = None
+        self._seen: tuple[Any, Any] | None = None
         self._bookkeeper = BrimBookkeeper(self)
         self.add_callback(self._bookkeeper)
+
+    def _own_arguments(self) -> None:
+        """The arguments may be those of other trainers too: what is changed here is changed for this one."""
+        mine: Any = self
+        mine.args = copy.copy(mine.args)
 
     # The data: one item is one rank's share of one step.
 
@@ -98,7 +114,7 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
             data = self._remove_unused_columns(data, description="training")
         else:
             collate = self._get_collator_with_removed_columns(collate, description="training")
-        guard = Guard(self._budget or self._same_peak(plan))
+        guard = Guard(self._options.budget or self._same_peak(plan))
         return DataLoader(
             StepDataset(data, collate, plan, guard, self.args.process_index),
             batch_sampler=StepSampler(plan),
@@ -110,19 +126,23 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
         )
 
     def _plan(self, data: Any) -> BatchPlan:
-        if self._lengths is None:
-            has_targets = bool(getattr(getattr(self.model, "config", None), "is_encoder_decoder", False))
-            self._lengths = cast("Any", lengths_of(data, column=self.args.length_column_name, has_targets=has_targets))
-        elif len(self._lengths) != len(data):
-            text = _("There are {lengths} lengths for {sequences} sequences.")
-            raise UsageError(text.format(lengths=len(self._lengths), sequences=len(data)))
         return BatchPlan(
-            self._lengths,
+            self._lengths_of(data),
             effective_batch=self.effective_batch,
             seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
             drop_last=self.args.dataloader_drop_last,
             ranks=max(1, self.args.world_size),
         )
+
+    def _lengths_of(self, data: Any) -> Any:
+        """As given, or as seen; looked at once for each data set."""
+        if self._options.lengths is not None:
+            lengths_for(self._options.lengths, data)
+            return self._options.lengths
+        if self._seen is None or self._seen[0] is not data:
+            has_targets = bool(getattr(getattr(self.model, "config", None), "is_encoder_decoder", False))
+            self._seen = data, lengths_of(data, column=self.args.length_column_name, has_targets=has_targets)
+        return self._seen[1]
 
     def _same_peak(self, plan: BatchPlan) -> Budget:
         """Padded tokens of the arguments' own batch size at the longest sequence. Shorter rows never need more for as many tokens."""
@@ -173,15 +193,17 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
         self._run = Run(self, cast("StepDataset", train_dataloader.dataset))
         self._run.check_resumed(self._bookkeeper.saved_in(resume_from_checkpoint))
         plain = model.module if isinstance(model, DistributedDataParallel) else model
-        self._run.prepare(plain, path=self._ledger_file(), on_broken=self._on_broken)
+        self._run.prepare(
+            plain, path=ledger_file(self._options.ledger, self.args.output_dir), on_broken=self._options.on_broken
+        )  # fmt: skip
         return model, loader
 
     def _load_callback_state(self) -> None:
         """Those of the others: brim reads its own when the model is there, and the Trainer would build the callback anew."""
         kept = self.state.stateful_callbacks.pop(BrimBookkeeper.__name__, None)
         super()._load_callback_state()
-        if kept is not None:
-            self.state.stateful_callbacks[BrimBookkeeper.__name__] = kept
+        # A checkpoint that was made without brim has none, and the Trainer wants one to write over.
+        self.state.stateful_callbacks[BrimBookkeeper.__name__] = kept or self._bookkeeper.state()
 
     def train_one_micro_batch(self, model: torch.nn.Module, batch: Any, items: torch.Tensor) -> torch.Tensor:
         """Forward and backward as the Trainer does them, and whatever a subclass adds."""
@@ -222,8 +244,14 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **keywords: Any) -> Any:
         """As the Trainer's. `True` takes the last checkpoint that is whole."""
-        if self.args.auto_find_batch_size:
-            refuse_what_cannot_be_promised(self)
+        refuse_what_cannot_be_promised(self)
+        if self.args.gradient_accumulation_steps != 1:
+            raise UsageError(
+                _("gradient_accumulation_steps was set to {steps} after brim was attached, which accumulates by itself.").format(
+                    steps=self.args.gradient_accumulation_steps
+                ),
+                hint=_("Set it before brim.attach, or give effective_batch=... there."),
+            )
         if self._run is not None and not resume_from_checkpoint:
             self._run.refuse_if_torn()
         if resume_from_checkpoint is True:
@@ -232,7 +260,7 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
         try:
             return super().train(resume_from_checkpoint, *args, **keywords)
         except BaseException as error:
-            reason = str(error) or type(error).__name__
+            reason = reason_of(error)
             if self._run is None or not self._run.is_updating:
                 raise
             failure = failure_of(error, "optimizer")
@@ -272,6 +300,8 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
         super().save_model(*args, **keywords)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        if self._run is not None:
+            self._run.refuse_if_torn()
         if self.args.should_save:
             # An old checkpoint of the same step is not whole any more from here on, until its state is written again.
             folder = Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
@@ -289,19 +319,7 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
             warnings.warn(_("Saving ran out of memory: freed what can be freed, and tries once more."), stacklevel=2)
 
     def _free(self, error: BaseException) -> None:
-        from brim.step.loop import device_of
-
         release(error, device_of(self.args.device))
-
-    def _ledger_file(self) -> Path | None:
-        if self._ledger is False:
-            return None
-        if self._ledger is True:
-            folder = Path(self.args.output_dir)
-            if self.args.process_index == 0:
-                folder.mkdir(parents=True, exist_ok=True)
-            return folder / "ledger.jsonl"
-        return Path(self._ledger)
 
 
 class BrimTrainer(BrimMixin, Trainer):  # type: ignore[misc]
@@ -326,18 +344,12 @@ def attach(
     if not isinstance(cast("object", trainer), Trainer):
         text = _("brim.attach takes a transformers Trainer, and this is a {kind}.")
         raise UsageError(text.format(kind=type(trainer).__name__), hint=_("For a loop of your own, see brim.steps."))
+    options = Options(effective_batch=effective_batch, budget=budget, lengths=lengths, ledger=ledger, on_broken=on_broken)
     kind = type(trainer)
     trainer.__class__ = type(f"Brim{kind.__name__}", (BrimMixin, kind), {})
+    attached: Any = trainer
     try:
-        attached: Any = trainer
-        options = {
-            "effective_batch": effective_batch,
-            "budget": budget,
-            "lengths": lengths,
-            "ledger": ledger,
-            "on_broken": on_broken,
-        }
-        attached._begin(**options)  # noqa: SLF001 (the rest of its construction)
+        attached._begin(options)  # noqa: SLF001 (the rest of its construction)
     except BaseException:
         trainer.__class__ = kind
         raise

@@ -33,6 +33,7 @@ def refuse_what_cannot_be_promised(trainer: Any) -> None:
             ),
             hint=_("Use the same optimizer without layerwise, or another one."),
         )
+    _refuse_own_loaders(trainer)
     strategy = str(getattr(args, "train_sampling_strategy", "random"))
     if strategy == "sequential":
         raise UnsupportedError(
@@ -44,6 +45,21 @@ def refuse_what_cannot_be_promised(trainer: Any) -> None:
             "train_sampling_strategy={strategy!r} is not used: brim sorts by length inside each optimizer step, and never across."
         )
         warnings.warn(text.format(strategy=strategy), stacklevel=4)
+
+
+def _refuse_own_loaders(trainer: Any) -> None:
+    """A trainer that makes its own batches would do so in vain."""
+    from transformers import Trainer
+
+    for name in ("get_train_dataloader", "_get_train_sampler"):
+        owners = [kind for kind in type(trainer).__mro__ if name in vars(kind) and kind.__name__ != "BrimMixin"]
+        if owners[0] is not Trainer:
+            raise UnsupportedError(
+                _("{kind} has its own {name}, and with brim's step it would never be asked.").format(
+                    kind=owners[0].__name__, name=name
+                ),
+                hint=_("brim chooses the sequences of each step by the seed. Train this one without it."),
+            )
 
 
 def _refuse_engines(trainer: Any) -> None:

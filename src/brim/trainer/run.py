@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import warnings
 import weakref
 from contextlib import ExitStack, contextmanager
@@ -11,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from brim.errors import RunError, UsageError
 from brim.locale import _
-from brim.step.book import Book
+from brim.step.arguments import parameters_to_train
+from brim.step.book import Book, say
+from brim.step.devices import device_of
 from brim.step.engine import Engine, Mark, Total
-from brim.step.loop import device_of
 from brim.step.loss import counting_of, looking_on
-from brim.step.oom import Failure, half_changed
+from brim.step.oom import Failure, half_changed, nothing_to_save
 from brim.step.ranks import Ranks
 from brim.step.rehearsal import Rehearsal, rehearse
 from brim.step.state import check_state, state_of
@@ -77,15 +76,12 @@ class Run:
         self._model = model
         # The Trainer says it when it fetches a step; some losses want to know before.
         self._trainer.current_gradient_accumulation_steps = 1
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if not parameters:
-            raise UsageError(_("The model has no parameter that trains."))
-        self.ranks = Ranks(parameters)
+        self.ranks = Ranks(parameters_to_train(model, self._optimizer))
         self._rehearsal = rehearse(self._optimizer, self.device)
         self._engine = Engine(
             model, self._compute,
             counting=self._counting(), guard=self.guard, ranks=self.ranks, device=self.device, collate=self._data.collate,
-            on_split=lambda sentence: warnings.warn(sentence, stacklevel=2),
+            on_split=say,
         )  # fmt: skip
         self._hooks = (
             self._optimizer.register_step_pre_hook(self._begin_update),
@@ -97,23 +93,6 @@ class Run:
             path=path, resumed_from_step=self._done, on_broken=on_broken, notes=(self._rehearsal.note,),
             configuration={name: _plain(getattr(args, name, None)) for name in _TOLD},
         )  # fmt: skip
-        self._say_what_is_in_force(path)
-
-    def _say_what_is_in_force(self, path: Path | None) -> None:
-        text = _("brim: {sequences} sequences in every step, {steps} steps an epoch; micro-batches of at most {limit}; {ledger}.")
-        self._say(
-            text.format(
-                sequences=self.plan.effective_batch,
-                steps=self.plan.steps_per_epoch,
-                limit=self.guard.in_force.format(self.guard.limit),
-                ledger=_("no ledger") if path is None else str(path),
-            )
-        )
-
-    def _say(self, sentence: str) -> None:
-        """On the screen, once for all ranks."""
-        if self._trainer.args.process_index == 0:
-            print(sentence, file=sys.stderr)  # noqa: T201 (the Trainer prints its own)
 
     @property
     def _at_work(self) -> Engine:
@@ -139,8 +118,6 @@ class Run:
             self.total = self._at_work.accumulate(item, error)
         metrics_of(self._trainer).add(self.total)
         if not self.total.items:
-            text = _("Step {step} has no supervised token: nothing is learned from it.")
-            warnings.warn(text.format(step=self._done + 1), stacklevel=2)
             return 0.0
         return self.total.loss
 
@@ -173,13 +150,8 @@ class Run:
 
     def close(self, *, finished: bool, reason: str = "") -> None:
         """The last line of the ledger. Nothing of the model is held any longer."""
-        summary = None if self._book is None else self._book.close(finished=finished, reason=reason)
-        if summary is not None:
-            text = _(
-                "brim: {steps} steps as promised, {sequences} sequences, {padding:.1%} padding, {splits} splits after out of memory."
-            )
-            padding = 1 - summary.tokens / max(1, summary.padded_tokens)
-            self._say(text.format(steps=summary.steps, sequences=summary.sequences, padding=padding, splits=summary.splits))
+        if self._book is not None:
+            self._book.close(finished=finished, reason=reason)
         for hook in self._hooks:
             hook.remove()
         self._engine = self._model = None
@@ -197,10 +169,7 @@ class Run:
     def refuse_if_torn(self) -> None:
         """Weights that are half changed are not saved, and not gone on with."""
         if self._is_torn:
-            raise RunError(
-                _("The weights are half changed: memory ran out in the optimizer's step. They are not saved."),
-                hint=_("Load the last checkpoint."),
-            )
+            raise nothing_to_save()
 
     def _begin_update(self, optimizer: torch.optim.Optimizer, *_details: Any) -> None:
         self._rehearsal.release()
