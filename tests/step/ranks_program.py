@@ -308,6 +308,15 @@ def talk(rank: int) -> Any:
     return ranks.rank, ranks.size, ranks.gather({"rank": rank, "text": "ab" * rank})
 
 
+def other_weights(rank: int) -> Any:
+    """Nobody set the same seed."""
+    torch.manual_seed(rank)
+    try:
+        Ranks(list(nn.Linear(4, 4).parameters()))
+    except BrimError as error:
+        return str(error)
+
+
 def no_memory_on_one(rank: int) -> Any:
     """Rank 1 must make room for a gradient of 128 MiB and cannot: rank 0 hears of it, and neither sums."""
     parameter = nn.Parameter(torch.zeros(32, 1 << 20))
@@ -329,6 +338,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     for name in sys.argv[2:]:
+        torch.manual_seed(0)
         torch.save(globals()[name](rank), Path(sys.argv[1]) / f"{name}-{rank}.pt")
     dist.destroy_process_group()
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from brim.errors import UsageError
+from brim.records import LedgerEntry
 from brim.step import arguments
 from brim.step.budget import Budget
 from brim.step.ledger import read_ledger
@@ -33,6 +34,13 @@ def steps(**changes: Any) -> Steps:
     } | changes  # fmt: skip
     optimizer = given.pop("optimizer", None) or adamw(given["model"])
     return Steps(optimizer=optimizer, **given)
+
+
+def run_one(loop: Steps) -> LedgerEntry:
+    """The first step, then leave."""
+    for step in loop:
+        return step.run()
+    raise AssertionError("there is no step")
 
 
 def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
@@ -108,7 +116,7 @@ def test_lengths_may_be_any_row_of_numbers(kind: Any) -> None:
 
 
 def test_gradients_need_not_be_clipped() -> None:
-    assert next(iter(steps(max_norm=None))).run().grad_norm
+    assert run_one(steps(max_norm=None)).grad_norm
 
 
 @pytest.mark.parametrize(
@@ -139,7 +147,7 @@ def test_an_optimizer_of_another_model_is_refused() -> None:
 def test_an_optimizer_of_some_parameters_is_enough() -> None:
     model = tiny()
     before = model.lm_head.weight.detach().clone()
-    next(iter(steps(model=model, optimizer=adamw(model.lm_head)))).run()
+    run_one(steps(model=model, optimizer=adamw(model.lm_head)))
     assert not torch.equal(model.lm_head.weight, before)
 
 
@@ -162,7 +170,7 @@ def test_a_model_without_anything_to_train_is_refused() -> None:
 def test_a_loss_that_is_not_one_number_is_refused(loss: Any, kind: str, counting: Any) -> None:
     """Before the first step if the loss is asked what it counts, in the first step if it was told."""
     with pytest.raises(UsageError, match=f"^The loss is {kind}, and must be one number, as a tensor.") as caught:
-        next(iter(steps(loss=loss, counting=counting))).run()
+        run_one(steps(loss=loss, counting=counting))
     assert "loss.mean(), not loss.item()" in str(caught.value.hint)
 
 
@@ -172,23 +180,34 @@ def test_a_batch_without_labels_gives_no_loss_and_that_is_said() -> None:
 
     for counting in (None, "sequence"):
         with pytest.raises(UsageError, match="^The model returned no loss.") as caught:
-            next(iter(steps(collate=without_labels, counting=counting))).run()
+            run_one(steps(collate=without_labels, counting=counting))
         assert "Give labels in the batch" in str(caught.value.hint)
 
 
 def test_a_loop_that_was_left_is_not_gone_on_with_but_a_new_one_is() -> None:
     model = tiny()
     left = steps(model=model, optimizer=(optimizer := adamw(model)))
-    for step in left:
-        step.run()
-        break
-    with pytest.raises(UsageError, match="This loop was left after step 1.") as caught:
+    run_one(left)
+    with pytest.raises(UsageError, match="This loop has ended, after step 1.") as caught:
         next(iter(left))
-    assert caught.value.hint == "Make a new one with resume=loop.state() to go on."
+    assert str(caught.value.hint).startswith("Make a new one with resume=loop.state() to go on.")
     again = steps(model=model, optimizer=optimizer, resume=left.state())
     assert [step.run().step for step in again] == [2, 3]
     with pytest.raises(UsageError, match="after step 3"):
         next(iter(again))
+
+
+def test_a_step_whose_loop_was_left_is_not_run(tmp_path: Path) -> None:
+    model = tiny()
+    before = model.lm_head.weight.detach().clone()
+    loop = iter(steps(model=model, ledger=tmp_path))
+    step = next(loop)
+    del loop
+    with pytest.raises(UsageError, match="This loop has ended, after step 0.") as caught:
+        step.run()
+    assert "Keep the iterator as long as you run its steps." in str(caught.value.hint)
+    assert torch.equal(model.lm_head.weight, before)
+    assert not read_ledger(tmp_path / "ledger.jsonl").steps
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from brim.step.ledger import read_ledger
 from brim.step.oom import Guard
 from tests.step import toys
 from tests.step.faults import STEPS, Fault, own_loop, sequences, swiftly, tiny
-from tests.step.test_arguments import steps
+from tests.step.test_arguments import run_one, steps
 
 BEGIN = "brim: effective batch 5, steps in an epoch: 3, micro-batches of up to 3 sequences, ledger: "
 
@@ -45,7 +45,7 @@ def test_a_run_says_one_line_at_its_start_and_one_at_its_end(
 
 def test_a_run_that_goes_on_says_after_which_step(capsys: pytest.CaptureFixture[str]) -> None:
     first = steps()
-    next(iter(first)).run()
+    run_one(first)
     capsys.readouterr()
     steps(resume=first.state())
     assert capsys.readouterr().err == f"{BEGIN}none. Goes on after step 1.\n"
@@ -57,7 +57,8 @@ def test_a_loop_that_is_left_says_so_and_after_which_step(tmp_path: Path, capsys
             break
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("brim: ended early after step 2: The loop was left. Steps: 2, sequences: 10, ")
-    [summary] = [one for one in read_ledger(tmp_path / "ledger.jsonl").summaries if one]
+    summary = read_ledger(tmp_path / "ledger.jsonl").summary
+    assert summary is not None
     assert (summary.finished, summary.reason) == (False, "The loop was left.")
 
 
@@ -66,8 +67,7 @@ def test_an_error_ends_the_run_with_its_first_line(capsys: pytest.CaptureFixture
         raise OSError("the disk is gone\nand so is the rest")
 
     with pytest.raises(OSError, match="the disk is gone"):
-        for step in steps(collate=broken):
-            step.run()
+        run_one(steps(collate=broken))
     assert capsys.readouterr().err.splitlines()[-1] == "brim: ended early after step 0: the disk is gone"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -551,3 +552,24 @@ def test_the_disk_is_asked_to_keep_lines_every_ten_seconds_and_no_more_often(pat
     summary = read_ledger(path).summary
     assert summary is not None
     assert summary.seconds == 30
+
+
+def _hold(path: str, seconds: float) -> None:
+    writer = LedgerWriter(path, HEADER)
+    time.sleep(seconds)
+    del writer
+
+
+def test_another_process_that_is_writing_keeps_the_ledger_to_itself(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    holder = multiprocessing.get_context("fork").Process(target=_hold, args=(str(path), 60.0))
+    holder.start()
+    try:
+        while not path.exists() or not path.stat().st_size:
+            time.sleep(0.05)
+        with pytest.raises(UsageError, match="Another run is writing"):
+            LedgerWriter(path, HEADER)
+    finally:
+        holder.kill()
+        holder.join()
+    LedgerWriter(path, HEADER).close(finished=True)

@@ -20,10 +20,13 @@ from transformers import (
 )
 
 from brim.errors import UnsupportedError
+from brim.step.batch import BatchPlan
 from brim.step.budget import Budget
 from brim.step.ledger import read_ledger
-from brim.step.loss import find_counting, looking_on
+from brim.step.loading import StepDataset
+from brim.step.loss import counting_of, looking_on
 from brim.step.micro import IGNORED, Counting, MicroBatch
+from brim.step.oom import Guard
 from brim.trainer.hf import attach
 from tests.step import toys
 from tests.step.faults import swiftly
@@ -41,20 +44,9 @@ def _one_thread() -> Any:
 def asked(model: torch.nn.Module, data: Sequence[Features], collate: Callable[[Any], Any] = toys.collate) -> Counting:
     """As the loop asks before its first step."""
 
-    def micro(places: Sequence[int]) -> MicroBatch:
-        return MicroBatch(
-            np.array(places),
-            np.array([len(data[place]["input_ids"]) for place in places]),
-            collate([data[place] for place in places]),
-        )
-
-    with looking_on(model, torch.device("cpu")):
-        return find_counting(
-            [micro([place]) for place in range(len(data))],
-            micro,
-            lambda batch, _items: float(model(**batch)["loss"]),
-            tolerance=1e-3,
-        )
+    plan = BatchPlan([len(row["input_ids"]) for row in data], effective_batch=len(data))
+    steps = StepDataset(data, collate, plan, Guard(Budget.tokens(1 << 20)))
+    return counting_of(steps, model, lambda batch, _items: model(**batch)["loss"])
 
 
 class Own(torch.nn.Module):
@@ -157,7 +149,9 @@ def test_a_model_that_takes_the_mean_itself_is_seen_through(loss: Loss, expected
 
 @pytest.mark.parametrize("loss", [over_padding, summed])
 def test_a_loss_that_slices_would_change_is_refused(loss: Loss) -> None:
-    with pytest.raises(UnsupportedError, match="not a mean over its labels: for two sequences together it misses by") as caught:
+    with pytest.raises(
+        UnsupportedError, match="not a mean over its labels: the gradient of two sequences together misses by"
+    ) as caught:
         asked(Own(loss), toys.data(16))
     assert "Slices would then change the gradient" in str(caught.value.hint)
 
@@ -199,7 +193,7 @@ def test_looking_on_leaves_no_trace() -> None:
     model[1].eval()
     before, randomness = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
     with looking_on(model, torch.device("cpu")):
-        assert not model(torch.rand(3, 4)).requires_grad
+        model(torch.rand(3, 4))
         assert not any(module.training for module in model.modules())
     assert [module.training for module in model] == [True, False, True]
     assert torch.equal(torch.get_rng_state(), randomness)
@@ -213,3 +207,83 @@ def test_a_fresh_model_for_which_all_tokens_are_nearly_alike_is_seen_through_too
         for parameter in model.parameters():
             parameter.mul_(0.05)
     assert asked(model, toys.data(16)) == expected
+
+
+def test_a_mean_with_weights_is_refused_whichever_rows_come_first() -> None:
+    rows: list[Features] = [{**row, "labels": place % 4 == 0} for place, row in enumerate(toys.data(24, longest=20))]
+
+    def collate(features: Sequence[Features]) -> Features:
+        batch: Features = dict(toys.collate([{**row, "labels": row["input_ids"]} for row in features]))
+        return {**batch, "labels": torch.tensor([int(row["labels"]) for row in features])}
+
+    model = bert(BertForSequenceClassification)
+    steps = StepDataset(
+        rows, collate, BatchPlan([len(row["input_ids"]) for row in rows], effective_batch=8), Guard(Budget.tokens(1 << 20))
+    )
+    weight = torch.tensor([1.0, 8.0])
+
+    def weighted(batch: Features, _items: int | None) -> torch.Tensor:
+        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        return torch.nn.functional.cross_entropy(logits, batch["labels"], weight=weight)
+
+    with pytest.raises(UnsupportedError, match="not a mean over its labels"):
+        counting_of(steps, model, weighted)
+
+
+def test_a_token_mean_over_labels_that_the_batch_does_not_show_is_refused() -> None:
+    model = toys.model()
+
+    def collate(features: Sequence[Features]) -> Features:
+        return {name: value for name, value in toys.collate(features).items() if name != "labels"}
+
+    rows = toys.data(16)
+    steps = StepDataset(
+        rows, collate, BatchPlan([len(row["input_ids"]) for row in rows], effective_batch=16), Guard(Budget.tokens(1 << 20))
+    )
+    with pytest.raises(UnsupportedError):
+        counting_of(
+            steps,
+            model,
+            lambda batch, _items: model(**batch, labels=batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)).loss,
+        )
+
+
+def test_rows_of_a_single_label_and_padding_on_the_left_do_not_hide_what_is_wrong() -> None:
+    single = [{"input_ids": [3], "labels": [3]} for _row in range(24)] + [
+        {"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in toys.data(8)
+    ]
+    assert asked(bert(BertForTokenClassification, num_labels=toys.VOCABULARY), single) == "token"
+
+    def on_the_left(features: Sequence[Features]) -> Features:
+        return {
+            name: value.flip(1)
+            for name, value in toys.collate([{k: v[::-1] for k, v in row.items()} for row in features]).items()
+        }
+
+    rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in toys.data(16)]
+    with pytest.raises(UnsupportedError) as caught:
+        asked(toys.model(), rows, on_the_left)
+    assert caught.value.hint is not None
+    assert "pad on the right" in caught.value.hint
+
+
+def test_a_mixture_of_experts_is_counted_by_tokens_whatever_its_balance_costs() -> None:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    torch.manual_seed(0)
+    config = MixtralConfig(
+        vocab_size=toys.VOCABULARY, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+        num_local_experts=4, output_router_logits=True, router_aux_loss_coef=0.02, initializer_range=0.1,
+    )  # fmt: skip
+    model = MixtralForCausalLM(config)  # type: ignore[no-untyped-call]
+    rows = toys.data(16)
+    steps = StepDataset(
+        rows, toys.collate, BatchPlan([len(row["input_ids"]) for row in rows], effective_batch=16), Guard(Budget.tokens(1 << 20))
+    )
+
+    def told_the_count(batch: Features, items: int | None) -> torch.Tensor:
+        loss: torch.Tensor = model(**batch, num_items_in_batch=items).loss
+        return loss
+
+    assert counting_of(steps, model, told_the_count) == "next-token"
+    assert model.router_aux_loss_coef == 0.02

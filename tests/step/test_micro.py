@@ -168,7 +168,9 @@ def test_rows_are_seen_only_where_every_tensor_has_them() -> None:
     assert has_rows({"input_ids": torch.zeros(3, 5), "weight": torch.zeros(3)}, 3)
     assert not has_rows({"input_ids": torch.zeros(3, 5), "scale": torch.tensor(2.0)}, 3)
     assert not has_rows({"input_ids": torch.zeros(1, 15)}, 3)
-    assert not has_rows({"text": ["a", "b", "c"]}, 3)
+    assert has_rows({"text": ["a", "b", "c"], "weight": np.zeros(3)}, 3)
+    assert not has_rows({"text": ["a", "b"], "weight": torch.zeros(3)}, 3)
+    assert not has_rows({"weight": torch.zeros(3), "other": object()}, 3)
 
 
 @pytest.mark.parametrize(("counting", "expected"), [("next-token", 3), ("token", 5), ("sequence", 2)])
@@ -193,3 +195,24 @@ def test_one_answer_a_row_counts_rows(labels: torch.Tensor | None) -> None:
 def test_what_is_all_padding_is_left_alone() -> None:
     batch = {"input_ids": torch.zeros(2, 3), "attention_mask": torch.zeros(2, 3)}
     assert trimmed(batch, has_targets=False)["input_ids"].shape == (2, 3)
+
+
+def test_a_target_that_begins_with_a_prompt_keeps_it_and_flat_labels_stay_possible() -> None:
+    labels = torch.tensor([[-100, -100, 5, 6, 7], [-100, -100, 5, -100, -100]])
+    batch = {
+        "input_ids": torch.ones(2, 4, dtype=torch.long), "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]),
+        "labels": labels, "decoder_input_ids": torch.arange(10).view(2, 5),
+    }  # fmt: skip
+    micro = MicroBatch(np.array([0, 1]), np.array([[4, 5], [2, 3]]), batch)
+    _first, second = micro.split(None)
+    assert second.batch["labels"].tolist() == [[-100, -100, 5]]
+    assert second.batch["decoder_input_ids"].tolist() == [[5, 6, 7]]
+    assert second.batch["input_ids"].shape == (1, 2)
+    assert all(value.is_contiguous() for value in second.batch.values())
+
+
+def test_arrays_of_numpy_are_split_like_tensors() -> None:
+    batch = {"input_ids": torch.ones(3, 2), "weight": np.arange(3.0), "names": ["a", "b", "c"]}
+    first, second = MicroBatch(np.arange(3), np.array([2, 2, 2]), batch).split(None)
+    assert first.batch["weight"].tolist() == [0, 1]
+    assert second.batch["names"] == ["c"]

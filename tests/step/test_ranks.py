@@ -148,7 +148,7 @@ def test_a_sparse_gradient_is_refused_by_both_ranks_and_neither_waits(tmp_path: 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited through RLIMIT_DATA, which only Linux has")
 def test_ranks_that_cannot_go_on_together_all_stop_and_none_waits(tmp_path: Path) -> None:
-    names = ("mixed_use", "other_scales", "other_models", "windows_differ", "no_memory_on_one")
+    names = ("mixed_use", "other_scales", "other_models", "other_weights", "windows_differ", "no_memory_on_one")
     found = on_two_ranks(tmp_path, *names, seconds=120)
     for name, message in {
         "mixed_use": "UsageError: Some ranks gave num_items",
@@ -156,6 +156,8 @@ def test_ranks_that_cannot_go_on_together_all_stop_and_none_waits(tmp_path: Path
         "other_models": "UsageError: The ranks hold different parameters",
     }.items():
         assert all(text.startswith(message) for text in found[name]), found[name]
+
+    assert all("begins with other weights than rank" in text for text in found["other_weights"])
 
     (first, here, kept), (second, there, nothing) = found["no_memory_on_one"]
     assert (first, kept) == ("OutOfMemoryError", 1.0)

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM, Trainer
+from transformers import BertConfig, BertForMaskedLM, DataCollatorForLanguageModeling, LlamaForCausalLM, Trainer
 
 import brim
 from brim.errors import UnsupportedError
 from brim.step.budget import Budget
 from brim.trainer.hf import BrimTrainer
 from tests.trainer.small import Row, by_hand, equal, ids_of, lines, llama, logged, near, pad, ragged, trainer_of, weights
+from tests.trainer.words import TEXTS, tokenizer
 
 BUDGETS = [
     pytest.param(Budget.sequences(1), id="one-sequence"),
@@ -224,6 +225,35 @@ def test_steps_without_a_supervised_token_learn_nothing_and_the_first_says_so(
     assert said == ["brim: step 1 has no supervised token, so it was skipped. Further ones are only counted."]
     [summary] = lines(tmp_path, "summary")
     assert summary["skipped"] == 3
+
+
+def masked_model(words: Any) -> Any:
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(words), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, pad_token_id=0
+    )
+    return BertForMaskedLM(config)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_collator_that_draws_at_random_does_not_hide_what_the_loss_counts(tmp_path: Path, seed: int) -> None:
+    words = tokenizer()
+    words.add_special_tokens({"mask_token": "<mask>"})
+    draw = DataCollatorForLanguageModeling(words, mlm=True, mlm_probability=0.5)
+    drawn: list[int] = []
+
+    def collate(rows: Any) -> Any:
+        batch = draw(rows)
+        if len(rows) == 8:
+            drawn.append(int((batch["labels"] != -100).sum()))
+        return batch
+
+    rows = [{"input_ids": words(text)["input_ids"]} for text in TEXTS]
+    trainer = trainer_of(tmp_path, rows, masked_model(words), data_collator=collate, budget=Budget.sequences(8), seed=seed)
+    trainer.train()
+    # All labels count, the first of a row too: so it is for whoever does not shift them.
+    assert [line["supervised_tokens"] for line in lines(tmp_path)] == drawn
+    assert len(drawn) == 3
 
 
 def test_what_a_micro_batch_may_cost_comes_from_the_arguments(tmp_path: Path) -> None:

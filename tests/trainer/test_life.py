@@ -14,7 +14,7 @@ from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
 
 import brim
 from brim.step.budget import Budget
-from tests.trainer.small import by_hand, ids_of, lines, llama, logged, near, pad, ragged, trainer_of, weights
+from tests.trainer.small import arguments, by_hand, ids_of, lines, llama, logged, near, pad, ragged, trainer_of, weights
 
 
 class Counter(TrainerCallback):
@@ -58,7 +58,7 @@ def test_callbacks_are_called_once_for_each_optimizer_step(tmp_path: Path) -> No
     assert (counter.epochs, counter.evaluations, counter.saves) == (2, 2, 3)
 
 
-def test_a_callback_may_end_the_training(tmp_path: Path) -> None:
+def test_a_callback_may_end_the_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = ragged(16)
     trainer = trainer_of(
         tmp_path, rows, callbacks=[EarlyStoppingCallback(early_stopping_patience=1)], num_train_epochs=9,
@@ -71,6 +71,7 @@ def test_a_callback_may_end_the_training(tmp_path: Path) -> None:
     assert len(lines(tmp_path)) == 2
     [summary] = lines(tmp_path, "summary")
     assert (summary["finished"], summary["reason"]) == (False, "A callback ended the training.")
+    assert "brim: ended early after step 2: A callback ended the training. Steps: 2, " in capsys.readouterr().err
 
 
 def test_the_best_model_is_loaded_at_the_end(tmp_path: Path) -> None:
@@ -180,6 +181,49 @@ def test_the_options_of_attach_are_those_of_the_mixin(tmp_path: Path) -> None:
     assert trainer.state.global_step == 4
     assert not (tmp_path / "ledger.jsonl").exists()
     assert (tmp_path / "steps.jsonl").exists()
+
+
+def test_a_ledger_may_be_given_by_its_folder(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path / "out", ragged(8), kind=Trainer)
+    brim.attach(trainer, ledger=tmp_path / "ledgers" / "first")
+    trainer.train()
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.jsonl")] == ["ledgers/first/ledger.jsonl"]
+    assert len(lines(tmp_path / "ledgers" / "first")) == 1
+
+
+def test_two_trainers_on_the_same_arguments_have_the_same_effective_batch(tmp_path: Path) -> None:
+    args, rows = arguments(tmp_path), ragged(16)
+    trainers = [brim.attach(Trainer(llama(), args, data_collator=pad, train_dataset=rows), ledger=False) for _time in range(2)]
+    for trainer in trainers:
+        trainer.train()
+        assert trainer.get_total_train_batch_size(trainer.args) == 8
+        assert trainer.state.global_step == 2
+    assert logged(trainers[0]) == logged(trainers[1])
+    assert args.gradient_accumulation_steps == 2
+
+
+def test_lengths_are_seen_anew_for_other_data(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, ragged(16))
+    trainer.train()
+    trainer.train_dataset = ragged(24, 5, longest=40)
+    trainer.train()
+    longest = [max(len(row["input_ids"]) for row in rows) for rows in (ragged(16), trainer.train_dataset)]
+    headers = lines(tmp_path, "header")
+    assert [header["sequences_in_data"] for header in headers] == [16, 24]
+    assert [header["budget"]["limit"] for header in headers] == [4 * tokens for tokens in longest]
+    tokens = sum(len(row["input_ids"]) for row in trainer.train_dataset)
+    assert sum(line["tokens"] for line in lines(tmp_path)[2:]) == tokens
+
+
+@pytest.mark.parametrize("ledger", [True, False], ids=["with-a-ledger", "without-a-ledger"])
+def test_the_screen_says_what_is_in_force_and_how_it_went(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ledger: bool
+) -> None:
+    trainer_of(tmp_path, ragged(20), ledger=ledger, budget=Budget.tokens(2048)).train()
+    first, last = (line for line in capsys.readouterr().err.splitlines() if line.startswith("brim: "))
+    path = tmp_path / "ledger.jsonl" if ledger else "none"
+    assert first == (f"brim: effective batch 8, steps in an epoch: 3, micro-batches of up to 2,048 tokens, ledger: {path}.")
+    assert last.startswith("brim: the promise was kept. Steps: 3, sequences: 20, ")
 
 
 def test_no_ledger_is_written_where_none_is_wanted(tmp_path: Path) -> None:

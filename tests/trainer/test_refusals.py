@@ -8,10 +8,11 @@ from typing import Any, cast
 import pytest
 import torch
 from torch.utils.data import IterableDataset
-from transformers import Trainer
+from transformers import Seq2SeqTrainer, Trainer
 
 import brim
 from brim.errors import BrimError, UnsupportedError, UsageError
+from brim.trainer.hf import BrimMixin
 from tests.trainer.small import ids_of, llama, pad, ragged, trainer_of
 
 
@@ -78,6 +79,102 @@ def test_brim_is_attached_to_trainers_only() -> None:
     with pytest.raises(UsageError, match="this is a LlamaForCausalLM") as caught:
         brim.attach(cast("Any", llama()))
     assert "brim.steps" in str(caught.value.hint)
+
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("effective_batch", 16.0, "effective_batch is 16.0, and must be a whole number."),
+    ("effective_batch", "64", "effective_batch is '64', and must be a whole number."),
+    ("effective_batch", True, "effective_batch is True, and must be a whole number."),
+    ("effective_batch", 0, "effective_batch must be at least 1, and is 0."),
+    ("budget", 4096, "budget is 4096, and a number alone does not say of what."),
+    ("budget", "8GB", "budget is '8GB', and a number alone does not say of what."),
+    ("budget", 0, "budget is 0, and a number alone does not say of what."),
+    ("on_broken", "raise", "on_broken is 'raise'; 'stop', 'warn' are known."),
+    ("ledger", 7, "ledger is 7, and must be a file, a folder or False."),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "told"), WRONG, ids=[f"{name}={value!r}" for name, value, _told in WRONG])
+def test_an_option_that_is_wrong_is_refused_and_the_trainer_stays_as_it_was(
+    tmp_path: Path, name: str, value: Any, told: str
+) -> None:
+    plain = trainer_of(tmp_path, ragged(8), kind=Trainer)
+    callbacks = len(plain.callback_handler.callbacks)
+    for give in (lambda: brim.attach(plain, **{name: value}), lambda: trainer_of(tmp_path, ragged(8), **{name: value})):
+        with pytest.raises(UsageError) as caught:
+            give()
+        assert caught.value.message == told
+    assert type(plain) is Trainer
+    assert len(plain.callback_handler.callbacks) == callbacks
+    assert plain.args.gradient_accumulation_steps == 2
+
+
+def test_lengths_that_are_no_list_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="lengths is 7, and must be a list of numbers"):
+        trainer_of(tmp_path, ragged(8), lengths=7).train()
+
+
+def test_an_accumulation_that_is_set_afterwards_is_refused(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, ragged(8), kind=Trainer)
+    brim.attach(trainer)
+    trainer.args.gradient_accumulation_steps = 4
+    with pytest.raises(UsageError, match="gradient_accumulation_steps was set to 4 after brim was attached") as caught:
+        trainer.train()
+    assert caught.value.hint == "Set it before brim.attach, or give effective_batch=... there."
+
+
+class OwnLoader(Trainer):
+    """Makes its own batches."""
+
+    def get_train_dataloader(self) -> Any:
+        return super().get_train_dataloader()
+
+
+class OwnSampler(Trainer):
+    """Chooses its own order."""
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return super()._get_train_sampler(train_dataset)
+
+
+class Heir(OwnSampler):
+    """Has it from its parent."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (OwnLoader, "OwnLoader has its own get_train_dataloader"),
+        (OwnSampler, "OwnSampler has its own _get_train_sampler"),
+        (Heir, "OwnSampler has its own _get_train_sampler"),
+    ],
+    ids=["loader", "sampler", "inherited"],
+)
+def test_a_trainer_that_makes_its_own_batches_is_refused(tmp_path: Path, kind: type[Trainer], told: str) -> None:
+    plain = trainer_of(tmp_path, ragged(8), kind=kind)
+    with pytest.raises(UnsupportedError, match=f"{told}, and with brim's step it would never be asked") as caught:
+        brim.attach(plain)
+    assert caught.value.hint
+    assert type(plain) is kind
+    mixed = type("Mixed", (BrimMixin, kind), {})
+    with pytest.raises(UnsupportedError, match=told):
+        trainer_of(tmp_path, ragged(8), kind=mixed)
+
+
+def test_a_mixin_after_its_trainer_is_refused_when_the_class_is_made() -> None:
+    with pytest.raises(UsageError, match="Wrong names BrimMixin after its Trainer") as caught:
+        type("Wrong", (Trainer, BrimMixin), {})
+    assert caught.value.hint == "Name it first: class Wrong(BrimMixin, Trainer)."
+    right = type("Right", (BrimMixin, Seq2SeqTrainer), {})
+    assert issubclass(type("Heir", (right,), {}), BrimMixin)
+
+
+def test_an_optimizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, ragged(8))
+    trainer.optimizer = torch.optim.AdamW(llama().parameters())
+    with pytest.raises(UsageError, match="optimizer holds none of the model's parameters"):
+        trainer.train()
+    assert not (tmp_path / "ledger.jsonl").exists()
 
 
 class Stream(IterableDataset[Any]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,51 @@ def test_a_checkpoint_made_without_brim_is_gone_on_from_with_a_warning(tmp_path:
     with pytest.warns(UserWarning, match="made without brim: from step 3 on"):
         trainer.train(resume_from_checkpoint=True)
     assert [line["step"] for line in lines(tmp_path)] == [3, 4]
+
+
+def test_after_a_checkpoint_made_without_brim_the_next_ones_are_whole(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1}
+    trainer_of(tmp_path, ROWS, kind=Trainer, **{**options, "max_steps": 2}).train()
+    with pytest.warns(UserWarning, match="made without brim"):
+        trainer_of(tmp_path, ROWS, **options).train(resume_from_checkpoint=True)
+    assert last_whole_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
+    again = trainer_of(tmp_path / "again", ROWS, **options)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "This checkpoint was made without brim")
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert ids_of(tmp_path / "again") == ids_of(tmp_path)[1:]
+
+
+def test_a_checkpoint_that_is_written_over_is_not_whole_until_its_state_is_written_again(
+    whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut(whole, tmp_path, 1)
+    cut(whole, tmp_path, 2)
+    trainer = trainer_of(tmp_path, ROWS, **WHOLE)
+    seen = []
+
+    def power_fails(folder: str) -> None:
+        seen.append((Path(folder).name, last_whole_checkpoint(tmp_path)))
+        raise OSError("the power is gone")
+
+    monkeypatch.setattr(trainer, "_save_optimizer_and_scheduler", power_fails)
+    with pytest.raises(OSError, match="the power is gone"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert seen == [("checkpoint-2", str(tmp_path / "checkpoint-1"))]
+    assert last_whole_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
+    monkeypatch.undo()
+    again = trainer_of(tmp_path, ROWS, llama(attention_dropout=0.2), **WHOLE)
+    again.train(resume_from_checkpoint=True)
+    assert last_whole_checkpoint(tmp_path) == str(tmp_path / "checkpoint-9")
+    assert ids_of(tmp_path)[-8:] == ids_of(whole[0])[1:]
+
+
+def test_a_run_that_goes_on_says_so(whole: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cut(whole, tmp_path, 8)
+    trainer_of(tmp_path, ROWS, **WHOLE).train(resume_from_checkpoint=True)
+    first, last = (line for line in capsys.readouterr().err.splitlines() if line.startswith("brim: "))
+    assert first.endswith(f"ledger: {tmp_path / 'ledger.jsonl'}. Goes on after step 8.")
+    assert last.startswith("brim: the promise was kept. Steps: 1, sequences: 4, ")
 
 
 def test_a_checkpoint_made_with_brim_can_be_gone_on_from_without_it(whole: Any, tmp_path: Path) -> None:

@@ -89,15 +89,18 @@ def state_to_resume(state: Any) -> None:
         )
 
 
-def parameters_to_train(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-    """Those of the model that train; the optimizer must hold some of them, or nothing would ever move."""
+def parameters_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    """All of the model's, for frozen ones may be unfrozen later, and what the optimizer holds besides (a loss with weights of its own).
+
+    The optimizer must hold some that train, or nothing would ever move.
+    """
     found = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not found:
         raise UsageError(_("The model has no parameter that trains."))
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    held = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
     if not any(id(parameter) in held for parameter in found):
         raise UsageError(
             _("The optimizer holds none of the model's parameters that train."),
             hint=_("Make the optimizer after the model has its final shape (adapters added, layers replaced)."),
         )
-    return found
+    return list({**{id(parameter): parameter for parameter in model.parameters()}, **held}.values())

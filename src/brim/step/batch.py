@@ -101,6 +101,10 @@ class BatchPlan:
         found.update(self._lengths.astype("<i4", copy=False).data.cast("B"))
         return found.hexdigest()[:16]
 
+    def first(self, count: int) -> IntArray:
+        """The first sequences of the first epoch, `count` of them if there are so many."""
+        return self._order_of(0)[:count].astype(np.int64)
+
     @property
     def longest(self) -> tuple[int, ...]:
         """Tokens of the longest sequence; of the longest target beside it."""

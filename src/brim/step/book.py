@@ -46,6 +46,7 @@ class Book:
         on_broken: OnBroken = "stop",
         configuration: Mapping[str, str | int | float | bool | None] | None = None,
         notes: tuple[str, ...] = (),
+        warnings: tuple[str, ...] = (),
     ) -> None:
         word("on_broken", on_broken, OnBroken)
         self._plan, self._guard, self._device, self._is_first_rank = plan, guard, device, ranks.rank == 0
@@ -68,13 +69,15 @@ class Book:
             data_fingerprint=plan.fingerprint(),
             configuration=dict(configuration or {}),
             versions=_versions(),
-            notes=tuple(note for note in (guard.budget.because, *notes) if note),
+            notes=tuple(note for note in (guard.budget.because, *notes, *warnings) if note),
         )
         self._writer: LedgerWriter | None = None
         if path is not None and self._is_first_rank:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = LedgerWriter(path, header, on_trouble=say)
         self._say_what_is_in_force(path, resumed_from_step)
+        for warning in warnings if self._is_first_rank else ():
+            say(f"brim: {warning}")
 
     def begin(self, wait_seconds: float = 0.0) -> None:
         """The data is there, the work begins."""

@@ -66,8 +66,12 @@ class Budget:
     """How it came about, for the ledger."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.limit, int | float | np.number):
+            raise UsageError(_("{name} is {value!r}, and must be a number.").format(name="limit", value=self.limit))
         if not self.limit > 0:
             raise UsageError(_("A budget of {limit:g} {unit} holds nothing.").format(limit=self.limit, unit=self.unit))
+        for name, cost in (("cost", self.cost), ("seconds", self.seconds)):
+            _check(name, cost)
 
     @classmethod
     def tokens(cls, limit: int, *, fixed_tokens: float = FIXED_TOKENS) -> Self:
@@ -95,3 +99,18 @@ class Budget:
         if self.unit == "tokens":
             return _("{count:,} tokens").format(count=round(amount))
         return _("{count} sequences").format(count=round(amount))
+
+
+def _check(name: str, cost: Cost) -> None:
+    """Two shapes at once must give two costs, and more of the same must not cost less."""
+    try:
+        found = np.asarray(cost(np.array([1, 2]), np.array([8, 8])), np.float64)
+    except TypeError:  # it wants the targets' lengths too
+        found = np.asarray(cost(np.array([1, 2]), np.array([8, 8]), np.array([8, 8])), np.float64)
+    if found.shape != (2,) or not np.isfinite(found).all() or found[0] < 0 or found[1] < found[0]:
+        raise UsageError(
+            _("{name} of the budget gives {found} for 1 and for 2 sequences of 8 tokens.").format(
+                name=name, found=found.tolist()
+            ),
+            hint=_("It must take arrays, and give an array of numbers that do not fall with more sequences."),
+        )

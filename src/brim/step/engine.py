@@ -134,8 +134,8 @@ class Engine:
         self._compute = compute
         self._collate = collate
         self._on_split = on_split
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._torch_device = self._parameters[0].device
+        self._parameters = ranks.parameters
+        self._torch_device = next(parameter.device for parameter in model.parameters() if parameter.requires_grad)
         self._buffers = [buffer for buffer in model.buffers() if buffer.numel() * buffer.element_size() <= _SMALL_BUFFER_BYTES]
         self._versions = [buffer._version for buffer in self._buffers]  # noqa: SLF001 (torch's own count of writes)
         self._has_run = False
@@ -312,3 +312,11 @@ class Engine:
                     buffer.copy_(copy)
 
         return restore
+
+
+def warnings_of(model: torch.nn.Module) -> tuple[str, ...]:
+    """What of this model no slicing can keep the same."""
+    kinds = (torch.nn.modules.batchnorm._BatchNorm,)  # noqa: SLF001 (what all of them derive from)
+    if any(isinstance(module, kinds) and module.training for module in model.modules()):
+        return (_("This model normalises over the batch (BatchNorm), so its gradient depends on the slices."),)
+    return ()

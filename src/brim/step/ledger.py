@@ -291,7 +291,9 @@ def _open(path: Path) -> FileIO:
             raise UsageError(_("The folder {folder} for the ledger does not exist.").format(folder=path.parent))
         stream = FileIO(path, "a")
         try:
+            _lock(path, stream)
             _mend(path, stream)
+            _lock(path, stream)  # again: a lock of this kind ends when its process closes the file anywhere
         except BaseException:
             stream.close()
             raise
@@ -300,6 +302,23 @@ def _open(path: Path) -> FileIO:
     except (OSError, ValueError) as error:
         raise _cannot_write(path, error) from error
     return stream
+
+
+def _lock(path: Path, stream: FileIO) -> None:
+    """One process writes at a time. A process that is killed gives its lock back; file systems without locks do without."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        raise UsageError(
+            _("Another run is writing {path}.").format(path=path),
+            hint=_("Wait until it has ended, or take another output folder."),
+        ) from error
+    except OSError:
+        return
 
 
 def _mend(path: Path, stream: FileIO) -> None:

@@ -119,7 +119,9 @@ def lengths_of(data: Any, *, column: str | None = None, has_targets: bool = Fals
     columns = getattr(data, "column_names", None)
     if isinstance(columns, list):
         if column in columns and not has_targets:
-            return np.asarray(data[column][:])
+            found = np.asarray(data[column][:])
+            if np.issubdtype(found.dtype, np.integer):  # else a column of that name that is something else
+                return found
         if "input_ids" in columns and (not has_targets or "labels" in columns):
             return _arrow_lengths(data, ["input_ids", "labels"] if has_targets else ["input_ids"])
     found = np.array([_length_of(data[place], place, has_targets) for place in range(len(data))])

@@ -24,15 +24,15 @@ from brim.step import arguments
 from brim.step.batch import BatchPlan
 from brim.step.book import Book, reason_of, say
 from brim.step.devices import device_of, to_device
-from brim.step.engine import Engine, Mark, Total
+from brim.step.engine import Engine, Mark, Total, warnings_of
 from brim.step.loading import StepDataset, StepItem, lengths_of, the_only
-from brim.step.loss import counting_of, looking_on
+from brim.step.loss import counting_of
 from brim.step.micro import Counting
 from brim.step.oom import Guard
 from brim.step.ranks import Ranks
 from brim.step.rehearsal import rehearse
-from brim.step.state import check_state, state_of
-from brim.step.update import Updater
+from brim.step.state import check_agreement, check_state, state_of
+from brim.step.update import Updater, rate_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -84,8 +84,8 @@ class Steps:
         self._model = model.module if isinstance(model, DistributedDataParallel) else model
         self._optimizer, self._scaler = optimizer, scaler
         self._loss = loss or _loss_of_model
-        parameters = arguments.parameters_to_train(self._model, optimizer)
-        self._torch_device = parameters[0].device
+        parameters = arguments.parameters_of(self._model, optimizer)
+        self._torch_device = next(parameter.device for parameter in parameters if parameter.requires_grad)
         self.device = device_of(self._torch_device)
         self._ranks = Ranks(parameters)
         if lengths is not None:
@@ -95,6 +95,7 @@ class Steps:
         self.guard = Guard(arguments.budget_of(budget))
         self.done = check_state(self.plan, self.guard, resume)
         """Optimizer steps taken since the start of the run."""
+        check_agreement(self.plan, self.guard, self._ranks)
         self._data = StepDataset(data, collate, self.plan, self.guard, self._ranks.rank)
         self._saved = self.done or None
         """The step after which the state was last asked for."""
@@ -106,10 +107,12 @@ class Steps:
             counting=counting or self._find_counting(), guard=self.guard, ranks=self._ranks, device=self.device, collate=collate,
             on_split=say,
         )  # fmt: skip
-        self._updater = Updater(optimizer, scaler, max_norm, parameters, self.device, rehearsal)
+        self._updater = Updater(
+            optimizer, scaler, max_norm, parameters, self.device, rehearsal, is_alone=self._ranks.size == 1
+        )  # fmt: skip
         self._book = Book(
             self.plan, self.guard, self._ranks, self.device,
-            path=path, resumed_from_step=self.done, on_broken=on_broken, notes=(rehearsal.note,),
+            path=path, resumed_from_step=self.done, on_broken=on_broken, notes=(rehearsal.note,), warnings=warnings_of(self._model),
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -126,11 +129,7 @@ class Steps:
             self._data, batch_sampler=[[step] for step in range(self.done, self._last)], collate_fn=the_only,
             num_workers=self._workers, pin_memory=self._torch_device.type == "cuda",
         )  # fmt: skip
-        if self._book.is_closed:
-            raise UsageError(
-                _("This loop was left after step {step}.").format(step=self.done),
-                hint=_("Make a new one with resume=loop.state() to go on."),
-            )
+        self._refuse_if_left()
         self._reason = ""
         finished = False
         try:
@@ -149,6 +148,14 @@ class Steps:
             # What `run` raised goes past this generator, straight to the user's loop.
             self._book.close(finished=finished, reason=self._reason or ("" if finished else _("The loop was left.")))
 
+    def _refuse_if_left(self) -> None:
+        self._updater.refuse_if_torn()
+        if self._book.is_closed:
+            raise UsageError(
+                _("This loop has ended, after step {step}.").format(step=self.done),
+                hint=_("Make a new one with resume=loop.state() to go on. Keep the iterator as long as you run its steps."),
+            )
+
     def _check_that_it_ran(self, before: int) -> None:
         if self.done == before:
             raise UsageError(_("Step {step} was not run.").format(step=before + 1), hint=_("Call step.run() in the loop."))
@@ -162,12 +169,13 @@ class Steps:
 
     def _take(self, item: StepItem, wait_seconds: float, error: Exception | None) -> LedgerEntry:
         self._updater.refuse_if_torn()
+        self._refuse_if_left()
         if item.step != self.done:
             raise UsageError(_("Step {step} was run already.").format(step=item.step + 1))
         self._book.begin(wait_seconds)
         self._model.train()
         total = self._engine.accumulate(item, error)
-        rate = float(self._optimizer.param_groups[0]["lr"])
+        rate = rate_of(self._optimizer)
         totals = [total]
         norm = self._updater.clip(lambda: totals.append(self._engine.accumulate_again(item)))
         total = totals[-1]
@@ -198,10 +206,7 @@ class Steps:
         return loss.detach()
 
     def _find_counting(self) -> Counting:
-        with looking_on(self._model, self._torch_device):
-            return counting_of(
-                self._data, lambda batch, _items: float(self._mean_loss(batch)), next(self._model.parameters()).dtype
-            )
+        return counting_of(self._data, self._model, lambda batch, _items: self._mean_loss(batch))
 
     def _mean_loss(self, batch: Any) -> torch.Tensor:
         loss: Any = self._loss(self._model, to_device(batch, self._torch_device))

@@ -2,9 +2,9 @@
 
 The exact gradient needs every micro-batch weighed by the number of things that its loss averages over. Nothing declares that number: causal
 models count the labels after the first, encoders all labels, classifiers rows, and some models take the mean themselves whatever the
-trainer passes (transformers#47688). So two sequences are run alone and together: the mean over both must be the mean of
-both means, weighed by the right count. Whatever count that is, is the one to use; if none is, slices would change the gradient.
-Where a model is fresh, every token has nearly the same loss and so every count fits; then another first label tells whether it counts.
+trainer passes (transformers#47688). So pairs of sequences are run alone and together: the gradient of both must be that of each,
+weighed by the right count. Whatever count that is, is the one to use; if none is, slices would change the gradient. Gradients, not
+losses, are compared: every token of a model that has learned nothing costs the same, and any count would do.
 """
 
 from __future__ import annotations
@@ -12,111 +12,233 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 
-from brim.errors import UnsupportedError
+from brim.errors import OutOfMemoryError, UnsupportedError
 from brim.locale import _
-from brim.step.micro import IGNORED
+from brim.step.devices import device_of
+from brim.step.micro import IGNORED, Counting, MicroBatch
+from brim.step.oom import failure_of, release
 from brim.step.randomness import Randomness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from brim.step.loading import Collate, StepDataset
-    from brim.step.micro import Counting, MicroBatch
+    from brim.machine.device import Device
+    from brim.step.loading import StepDataset
 
-MeanLoss = Callable[[Any, int], float]
-"""`loss(batch, items)`: the mean loss of a batch of which we believe that it has `items` items; without gradient, dropout off."""
+MeanLoss = Callable[[Any, int | None], torch.Tensor]
+"""`loss(batch, items)`: the mean loss of a batch, told how many items we believe it has. None: it counts for itself."""
 
 _SAME: Final = 1e-7
 """Two runs of the same numbers differ by no more."""
 _ORDER: Final[tuple[Counting, ...]] = ("next-token", "token", "sequence")
-_LOOKED_AT: Final = 16
-_NOISE: Final = 0.03
-"""Of the tolerance: what rounding alone may do to a mean loss. Countings that miss by no more cannot be told apart."""
+_LOOKED_AT: Final = 24
+_FROM_THE_FIRST: Final = 256
+_NOISE: Final = 0.1
+"""Of the tolerance: what rounding alone may do to a gradient. Countings that miss by no more cannot be told apart."""
+_MOST_PARAMETERS: Final = 12
+_LARGEST_PARAMETER: Final = 1 << 18
+_NUMBERS_OF_EACH: Final = 4096
 
 
-def counting_of(data: StepDataset, mean_loss: MeanLoss, dtype: torch.dtype) -> Counting:
-    """What the loss is the mean of, asked with some of the first step's sequences, all of them of its shorter half."""
-    first = data.plan.global_batch(0)
+def counting_of(data: StepDataset, model: torch.nn.Module, mean_loss: MeanLoss, *, is_half: bool = False) -> Counting:
+    """What the loss is the mean of, asked with a few of the first sequences; `is_half` if it is computed at half precision."""
+    parameters = _some_parameters(model)
+    is_half = is_half or parameters[0].dtype != torch.float32
+    device = next(model.parameters()).device
+    with looking_on(model, device):
+        question = Question(mean_loss, parameters, device_of(device))
+        return find_counting(_pairs(data), question, data.collate, tolerance=5e-2 if is_half else 1e-3)
+
+
+def _pairs(data: StepDataset) -> list[MicroBatch]:
+    """Pairs of sequences that are as different as possible: in their labels' number, in length, and in what their labels are.
+
+    Short ones, if they will do: this is only a question.
+    """
+    first = data.plan.first(_FROM_THE_FIRST)
     lengths = data.plan.lengths_of(first).reshape(len(first), -1).sum(axis=1)
-    shorter = first[lengths.argsort(kind="stable")][: (len(first) + 1) // 2 + 1]
-    some = shorter[np.unique(np.linspace(0, len(shorter) - 1, min(_LOOKED_AT, len(shorter))).astype(int))]
+    ranked = first[lengths.argsort(kind="stable")]
+    some = ranked[np.unique(np.linspace(0, len(ranked) - 1, min(_LOOKED_AT, len(ranked))).astype(int))]
     alone = [data.micro_batch(some[place : place + 1]) for place in range(len(some))]
-    tolerance = 1e-3 if dtype == torch.float32 else 3e-2
-    return find_counting(
-        alone, lambda places: data.micro_batch(some[list(places)]), mean_loss, tolerance=tolerance, collate=data.collate
-    )
+    labelled = [micro for micro in alone if micro.items("token")]
+    if not labelled:
+        return []
+    if len(labelled) == 1:
+        return labelled
+    shorter = labelled[: max(2, (len(labelled) + 1) // 2)]
+    chosen = [(min(shorter, key=differs), max(shorter, key=differs)) for differs in (_labels_of, _tokens_of)]
+    chosen += [(labelled[0], _first_other(labelled, differs)) for differs in (_labels_of, _content)]
+    pairs = {(int(one.ids[0]), int(two.ids[0])) for one, two in chosen if one is not two}
+    return [data.micro_batch(np.array(pair)) for pair in sorted(pairs)]
+
+
+def _first_other(group: Sequence[MicroBatch], differs: Callable[[MicroBatch], Any]) -> MicroBatch:
+    return next((micro for micro in group if differs(micro) != differs(group[0])), group[1])
+
+
+def _labels_of(micro: MicroBatch) -> int:
+    return micro.items("token")
+
+
+def _tokens_of(micro: MicroBatch) -> int:
+    return sum(micro.padded)
+
+
+def _content(micro: MicroBatch) -> Any:
+    labels = micro.batch.get("labels") if isinstance(micro.batch, Mapping) else None
+    return labels.flatten()[:1].tolist() if isinstance(labels, torch.Tensor) else None
+
+
+def _some_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """A few that train, from all over the model, in pairs of neighbours: of an adapter's two factors one begins with no gradient."""
+    found = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    small = [parameter for parameter in found if parameter.numel() <= _LARGEST_PARAMETER] or [min(found, key=torch.numel)]
+    places = np.linspace(0, len(small) - 1, min(_MOST_PARAMETERS // 2, len(small))).astype(int).tolist()
+    chosen = sorted({near for place in places for near in (place, min(place + 1, len(small) - 1))})
+    return [small[place] for place in chosen]
 
 
 @contextmanager
 def looking_on(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """Run the model without a trace: no gradient, no dropout, no random number used up."""
+    """Run the model without a trace: no dropout, no random number used up, no auxiliary loss that is not a mean over tokens."""
     randomness = Randomness.of(device)
     training = [module for module in model.modules() if module.training]
+    balanced: list[tuple[Any, Any]] = [
+        (module, module.router_aux_loss_coef) for module in model.modules() if hasattr(module, "router_aux_loss_coef")
+    ]
     model.eval()
+    for module, _coefficient in balanced:
+        module.router_aux_loss_coef = 0.0
     try:
-        with torch.no_grad():
-            yield
+        yield
     finally:
+        for module, coefficient in balanced:
+            module.router_aux_loss_coef = coefficient
         for module in training:
             module.training = True
         randomness.restore(device)
 
 
 def find_counting(
-    candidates: Sequence[MicroBatch],
-    together: Callable[[Sequence[int]], MicroBatch],
-    mean_loss: MeanLoss,
-    *,
-    tolerance: float,
-    collate: Collate | None = None,
+    pairs: Sequence[MicroBatch], question: Question, collate: Callable[[Sequence[Any]], Any] | None, *, tolerance: float
 ) -> Counting:
-    """The counting under which the loss of two sequences together follows from that of each alone.
+    """The counting under which the gradient of two sequences together follows from that of each alone.
 
-    `candidates` are micro-batches of one sequence; `together` collates several of them (by their place in the list). Each alone is
-    then a row of that very batch: a collator that draws at random would draw something else.
+    Each alone is a row of the very batch that holds both: a collator that draws at random would draw something else.
     """
-    chosen = _two_that_differ(candidates)
-    if not chosen:
+    if not pairs:
         return "next-token"
-    both = together(chosen)
-    alone = both.split(collate) if len(both) > 1 else (both,)
-    misses = {counting: _miss(alone, both, counting, mean_loss) for counting in _ORDER}
-    best = min(misses, key=lambda counting: misses[counting])
-    if misses[best] <= tolerance:
-        noise = max(_NOISE * tolerance, 2 * misses[best])
-        return _by_first_label(
-            next(counting for counting in _ORDER if misses[counting] <= noise), alone, misses, mean_loss, tolerance
+    answers = [answer for both in pairs if (answer := question.answer(both, collate)) is not None]
+    if not answers:
+        raise OutOfMemoryError(
+            _("Memory ran out when two short sequences were tried before the first step."),
+            hint=_("Shorten the sequences, or save memory: gradient checkpointing, LoRA, an 8-bit optimizer, a smaller model."),
         )
-    raise UnsupportedError(
-        _("The loss of this model is not a mean over its labels: for two sequences together it misses by {miss:.1%}.").format(
-            miss=misses[best]
-        ),
+    misses = {counting: max(answer.misses[counting] for answer in answers) for counting in _ORDER}
+    best = min(misses, key=lambda counting: misses[counting])
+    if misses[best] > tolerance:
+        raise _refusal(misses[best])
+    noise = max(_NOISE * tolerance, 2 * misses[best])
+    found = next(counting for counting in _ORDER if misses[counting] <= noise)
+    return _by_first_label(found, [one for answer in answers for one in answer.alone], misses, question.loss, tolerance)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """By how much each counting misses, for one pair."""
+
+    alone: Sequence[MicroBatch]
+    misses: dict[Counting, float]
+
+
+class Question:
+    """Asks a loss for its gradient, once for each batch and count."""
+
+    def __init__(self, loss: MeanLoss, parameters: Sequence[torch.nn.Parameter], device: Device) -> None:
+        self._loss = loss
+        self._parameters = list(parameters)
+        self._device = device
+        self._counts_for_itself = True
+        self._kept: dict[int, torch.Tensor] = {}
+
+    def loss(self, batch: Any, items: int) -> float:
+        """The mean loss of a batch."""
+        with torch.no_grad():
+            return float(self._loss(batch, items))
+
+    def answer(self, both: MicroBatch, collate: Callable[[Sequence[Any]], Any] | None) -> Answer | None:
+        """What this pair says; None if memory is too small for both at once, which training itself would survive."""
+        alone = both.split(collate) if len(both) > 1 else (both,)
+        try:
+            return Answer(alone, {counting: self._miss(both, alone, counting) for counting in _ORDER})
+        except Exception as error:
+            if failure_of(error, "forward") is None:
+                raise
+            release(error, self._device)
+        return None
+
+    def _miss(self, both: MicroBatch, alone: Sequence[MicroBatch], counting: Counting) -> float:
+        """By how much the gradient of the whole differs from what its parts say, as a share; by the loss where there is no gradient."""
+        items = [micro.items(counting) for micro in alone]
+        if not sum(items) or both.items(counting) != sum(items):
+            return math.inf
+        parts = [self._gradient(micro, count) * (count / sum(items)) for micro, count in zip(alone, items, strict=True) if count]
+        whole = self._gradient(both, sum(items), is_as_trained=True)
+        expected = torch.stack(parts).sum(dim=0)
+        if not (bool(expected.isfinite().all()) and bool(whole.isfinite().all())):
+            return math.inf
+        return float((whole - expected).norm() / max(float(expected.norm()), 1e-12))
+
+    def _gradient(self, micro: MicroBatch, items: int, *, is_as_trained: bool = False) -> torch.Tensor:
+        """Parts are asked for their own mean, whatever we count; the whole is asked as it will be in training."""
+        if is_as_trained or not self._counts_for_itself:
+            return self._ask(micro.batch, items)
+        if id(micro) not in self._kept:
+            try:
+                self._kept[id(micro)] = self._ask(micro.batch, None)
+            except TypeError:  # it divides by what it is told
+                self._counts_for_itself = False
+                return self._ask(micro.batch, items)
+        return self._kept[id(micro)]
+
+    def _ask(self, batch: Any, items: int | None) -> torch.Tensor:
+        """The gradient as one vector; the loss itself where there is none (adapters that begin with zeros)."""
+        loss = self._loss(batch, items)
+        gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        flat = [_sample(gradient.detach()) for gradient in gradients if gradient is not None]
+        vector = torch.cat(flat) if flat else loss.new_zeros(1)
+        return vector if bool(vector.any()) else loss.detach().float().reshape(1)
+
+
+def _sample(gradient: torch.Tensor) -> torch.Tensor:
+    """Some of its numbers: enough to tell gradients apart, few enough to keep."""
+    return gradient.flatten()[:: max(1, gradient.numel() // _NUMBERS_OF_EACH)].float()
+
+
+def _refusal(miss: float) -> UnsupportedError:
+    return UnsupportedError(
+        _(
+            "The loss of this model is not a mean over its labels: the gradient of two sequences together misses by {miss:.1%}."
+        ).format(miss=miss),
         hint=_(
-            "Slices would then change the gradient. Either the model is wrong at batch sizes above 1 (padding or position ids), or its "
-            "loss averages over something else: return the mean over labels that are not -100."
+            "Slices would then change the gradient. Either padding changes the result (pad on the right, and give an attention mask), or "
+            "the loss averages over something else: return the mean over the labels in the batch that are not -100, without weights."
         ),
     )
 
 
-def _two_that_differ(candidates: Sequence[MicroBatch]) -> list[int]:
-    """Two sequences with labels, as different in their number as the short ones have; one if there is no more."""
-    counts = {place: micro.items("next-token") for place, micro in enumerate(candidates)}
-    usable = [place for place, count in counts.items() if count > 1] or [place for place, count in counts.items() if count]
-    if not usable:
-        return []
-    fewest, most = min(usable, key=lambda place: counts[place]), max(usable, key=lambda place: counts[place])
-    if fewest != most:
-        return [fewest, most]
-    return usable[:2]
-
-
 def _by_first_label(
-    found: Counting, alone: Sequence[MicroBatch], misses: dict[Counting, float], mean_loss: MeanLoss, tolerance: float
+    found: Counting,
+    alone: Sequence[MicroBatch],
+    misses: dict[Counting, float],
+    mean_loss: Callable[[Any, int], float],
+    tolerance: float,
 ) -> Counting:
     """Labels with or without the first of each row, where both would fit: with it, if another first label is another loss."""
     micro = max(alone, key=lambda one: one.items("token"))
@@ -131,14 +253,3 @@ def _by_first_label(
     items = micro.items("token")
     before, after = (mean_loss({**micro.batch, "labels": each}, items) for each in (labels, changed))
     return "token" if abs(after - before) > _SAME * abs(before) else "next-token"
-
-
-def _miss(alone: Sequence[MicroBatch], both: MicroBatch, counting: Counting, mean_loss: MeanLoss) -> float:
-    """By how much the loss of the whole differs from what its parts say, as a share."""
-    items = [micro.items(counting) for micro in alone]
-    losses = [mean_loss(micro.batch, count) for micro, count in zip(alone, items, strict=True)]
-    expected = sum(loss * count for loss, count in zip(losses, items, strict=True)) / max(1, sum(items))
-    found = mean_loss(both.batch, both.items(counting))
-    if not (math.isfinite(expected) and math.isfinite(found)):
-        return math.inf
-    return abs(found - expected) / max(abs(expected), 1e-6)

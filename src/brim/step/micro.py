@@ -102,9 +102,9 @@ def copies(features: Sequence[Any]) -> list[Any]:
 
 
 def has_rows(batch: Any, count: int) -> bool:
-    """Whether every tensor of the batch has one row for each sequence, so that rows can be taken."""
+    """Whether everything in the batch has one row for each sequence, so that rows can be taken."""
     leaves = _leaves(batch)
-    return all(leaf.dim() > 0 and leaf.shape[0] == count for leaf in leaves) and bool(leaves)
+    return bool(leaves) and all(getattr(leaf, "ndim", 0) > 0 and leaf.shape[0] == count for leaf in leaves)
 
 
 def trimmed(batch: Any, *, has_targets: bool) -> Any:
@@ -120,7 +120,8 @@ def trimmed(batch: Any, *, has_targets: bool) -> Any:
     labels = batch.get("labels")
     if has_targets and _is_matrix(labels):
         assert labels is not None
-        result = _cut(result, _TARGETS & matrices, labels.ne(IGNORED))
+        # A target may begin with a prompt that the loss leaves out: only what follows its last label is padding.
+        result = _cut(result, _TARGETS & matrices, labels.ne(IGNORED).flip(1).cummax(dim=1).values.flip(1))
     return result
 
 
@@ -132,27 +133,34 @@ def _cut(batch: dict[str, Any], keys: set[str], used: torch.Tensor) -> dict[str,
     labels = batch["labels"] if "labels" in keys else None
     if labels is not None and bool((labels[:, :first] != IGNORED).any() or (labels[:, last:] != IGNORED).any()):
         return batch  # these labels belong to something else
-    return {**batch, **{key: batch[key][:, first:last] for key in keys}}
+    # Models flatten their labels with `view`, which takes no columns left out.
+    return {**batch, **{key: batch[key][:, first:last].contiguous() for key in keys}}
 
 
 def _rows(batch: Any, rows: slice) -> Any:
-    if isinstance(batch, torch.Tensor):
+    if isinstance(batch, torch.Tensor | np.ndarray):
         return batch[rows]
     if isinstance(batch, Mapping):
         return {key: _rows(value, rows) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(_rows(value, rows) for value in batch))
     if isinstance(batch, list | tuple):
-        holds_tensors = any(isinstance(value, torch.Tensor | Mapping) for value in batch)
-        return type(batch)(_rows(value, rows) for value in batch) if holds_tensors else batch[rows]
+        return batch[rows] if _is_plain(batch) else type(batch)(_rows(value, rows) for value in batch)
     return batch
 
 
-def _leaves(batch: Any) -> list[torch.Tensor]:
-    if isinstance(batch, torch.Tensor):
-        return [batch]
-    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
-    return [leaf for value in values for leaf in _leaves(value)]
+def _leaves(batch: Any) -> list[Any]:
+    """Tensors and arrays, and whatever else rows could not be taken of. A list of words or numbers is a column like them."""
+    if isinstance(batch, list | tuple) and _is_plain(batch):
+        return [np.empty(len(batch))]
+    if isinstance(batch, Mapping | list | tuple):
+        values = batch.values() if isinstance(batch, Mapping) else batch
+        return [leaf for value in values for leaf in _leaves(value)]
+    return [] if batch is None or isinstance(batch, str | int | float | bool) else [batch]
+
+
+def _is_plain(values: Any) -> bool:
+    return all(value is None or isinstance(value, str | int | float | bool) for value in values)
 
 
 def _get(batch: Any, key: str) -> Any:

@@ -33,6 +33,8 @@ BUCKET_BYTES: Final = 25 << 20
 _NONE, _DENSE, _SPARSE = 0, 1, 2
 _EVERYWHERE, _SOMEWHERE = 1, 2
 
+_SAME_SUM: Final = 1e-5
+"""Of the sum of a tensor's magnitudes, by which two sums of the same weights may differ."""
 _WIRE: Final = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
@@ -144,6 +146,19 @@ class Ranks:
                 ),
                 hint=_("Build the same model and optimizer on every rank."),
             )
+        self._check_same_weights()
+
+    def _check_same_weights(self) -> None:
+        """Ranks that begin apart stay apart: a sum of gradients does not bring weights together. Sums may differ by rounding."""
+        with torch.no_grad():
+            weights = [parameter for parameter in self.parameters if parameter.is_floating_point()]
+            sums = [[float(weight.sum(dtype=torch.float32)), float(weight.abs().sum(dtype=torch.float32))] for weight in weights]
+        for rank, others in enumerate(self.gather(sums)):
+            if any(abs(mine - theirs) > _SAME_SUM * size for (mine, size), (theirs, _size) in zip(sums, others, strict=True)):
+                raise UsageError(
+                    _("Rank {rank} begins with other weights than rank {other}.").format(rank=rank, other=self.rank),
+                    hint=_("Load the same checkpoint, or set the same seed before the model is built, on every rank."),
+                )
 
     def _places(self) -> dict[tuple[torch.dtype, torch.device], int]:
         """The bytes that would be summed if every parameter had a gradient, by what the buffer must be."""

@@ -5,6 +5,7 @@ It is a handful of numbers, whatever the length of the data, and it says nothing
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from brim.errors import UsageError
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from brim.step.batch import BatchPlan
     from brim.step.oom import Guard
+    from brim.step.ranks import Ranks
 
 
 def state_of(plan: BatchPlan, guard: Guard, done: int) -> dict[str, Any]:
@@ -43,3 +45,15 @@ def check_state(plan: BatchPlan, guard: Guard, state: Mapping[str, Any] | None) 
     if (learned["unit"], learned["budget"]) == (guard.budget.unit, guard.budget.limit):
         guard.restore(learned)
     return int(state["step"])
+
+
+def check_agreement(plan: BatchPlan, guard: Guard, ranks: Ranks) -> None:
+    """Ranks that plan differently would train some sequences twice and others never, and nobody would know before the step was taken."""
+    slices = plan.slices(0, guard.budget)
+    mine = plan.fingerprint(), zlib.crc32(repr([[ids.tolist() for ids in share] for share in slices]).encode())
+    for rank, theirs in enumerate(ranks.gather(mine)):
+        if theirs != mine:
+            raise UsageError(
+                _("Rank {rank} plans other steps than rank {other}.").format(rank=rank, other=ranks.rank),
+                hint=_("Give every rank the same data, seed, effective batch and budget."),
+            )

@@ -31,14 +31,17 @@ class Updater:
         parameters: Sequence[torch.nn.Parameter],
         device: Device,
         rehearsal: Rehearsal,
+        *,
+        is_alone: bool,
     ) -> None:
         self._optimizer, self._scaler, self._max_norm = optimizer, scaler, max_norm
         self._parameters, self._device, self._rehearsal = parameters, device, rehearsal
+        self._is_alone = is_alone
         self._is_torn = False
 
     def clip(self, again: Callable[[], Any]) -> float:
         """The norm of the gradient, clipped. Nothing has been stepped yet, so out of memory here costs the accumulation once more."""
-        return clip_or_again(self._clip, again, self._scaler, self._optimizer, self._device)
+        return clip_or_again(self._clip, again, self._scaler, self._optimizer, self._device, is_alone=self._is_alone)
 
     def _clip(self) -> float:
         if self._scaler is not None and any(parameter.grad is not None for parameter in self._parameters):
@@ -80,8 +83,13 @@ def clip_or_again(
     scaler: torch.amp.GradScaler | None,
     optimizer: torch.optim.Optimizer,
     device: Device,
+    *,
+    is_alone: bool,
 ) -> _Norm:
-    """Clip; if memory runs out, make the gradients anew and clip those, once."""
+    """Clip; if memory runs out, make the gradients anew and clip those, once.
+
+    Several ranks cannot make them anew: the others are past this step. Gradients that were not unscaled are whole, and are clipped again.
+    """
     for is_last in (False, True):
         try:
             return clip()
@@ -91,7 +99,7 @@ def clip_or_again(
                 raise
             failure = found
             release(error, device)
-        if is_last:
+        if is_last or not (is_alone or scaler is None):
             break
         warnings.warn(_("Out of memory while the gradient was clipped: it is computed once more."), stacklevel=2)
         forget_unscaling(scaler, optimizer)
@@ -103,3 +111,9 @@ def forget_unscaling(scaler: torch.amp.GradScaler | None, optimizer: torch.optim
     """The gradients will be made anew: they are scaled again, whatever the scaler remembers of the old ones."""
     if scaler is not None:
         scaler._per_optimizer_states.pop(id(optimizer), None)  # noqa: SLF001 (torch has no other way to say it)
+
+
+def rate_of(optimizer: torch.optim.Optimizer) -> float | None:
+    """The learning rate of its first group; None where the optimizer finds its own (Adafactor)."""
+    rate = optimizer.param_groups[0].get("lr")
+    return None if rate is None else float(rate)

@@ -95,7 +95,8 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
         self._run: Run | None = None
         self._seen: tuple[Any, Any] | None = None
         self._bookkeeper = BrimBookkeeper(self)
-        self.add_callback(self._bookkeeper)
+        # First: a step that was taken is on record, whatever the callbacks after it do.
+        self.callback_handler.callbacks.insert(0, self._bookkeeper)
 
     def _own_arguments(self) -> None:
         """The arguments may be those of other trainers too: what is changed here is changed for this one."""
@@ -244,7 +245,8 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **keywords: Any) -> Any:
         """As the Trainer's. `True` takes the last checkpoint that is whole."""
-        refuse_what_cannot_be_promised(self)
+        if self.args.auto_find_batch_size:
+            refuse_what_cannot_be_promised(self)
         if self.args.gradient_accumulation_steps != 1:
             raise UsageError(
                 _("gradient_accumulation_steps was set to {steps} after brim was attached, which accumulates by itself.").format(
@@ -256,6 +258,11 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
             self._run.refuse_if_torn()
         if resume_from_checkpoint is True:
             resume_from_checkpoint = last_whole_checkpoint(self.args.output_dir)
+        if resume_from_checkpoint and self.args.ignore_data_skip:
+            raise UsageError(
+                _("ignore_data_skip=True would take the epoch's first sequences again."),
+                hint=_("Leave it out: skipping costs nothing here."),
+            )
         reason = ""
         try:
             return super().train(resume_from_checkpoint, *args, **keywords)

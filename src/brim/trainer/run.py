@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from brim.locale import _
-from brim.step.arguments import parameters_to_train
+from brim.step.arguments import parameters_of
 from brim.step.book import Book, say
 from brim.step.devices import device_of
-from brim.step.engine import Engine, Mark, Total
-from brim.step.loss import counting_of, looking_on
+from brim.step.engine import Engine, Mark, Total, warnings_of
+from brim.step.loss import counting_of
 from brim.step.oom import Failure, half_changed, nothing_to_save
 from brim.step.ranks import Ranks
 from brim.step.rehearsal import Rehearsal, rehearse
-from brim.step.state import check_state, state_of
-from brim.step.update import clip_or_again
+from brim.step.state import check_agreement, check_state, state_of
+from brim.step.update import clip_or_again, rate_of
 from brim.trainer.metrics import metrics_of
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Run:
         self._done = 0
         self._item: StepItem | None = None
         self._rate: float | None = None
+        self._has_stepped = False
         self._rehearsal = Rehearsal()
         self._book: Book | None = None
         self._hooks: tuple[Any, ...] = ()
@@ -76,7 +77,8 @@ class Run:
         self._model = model
         # The Trainer says it when it fetches a step; some losses want to know before.
         self._trainer.current_gradient_accumulation_steps = 1
-        self.ranks = Ranks(parameters_to_train(model, self._optimizer))
+        self.ranks = Ranks(parameters_of(model, self._optimizer))
+        check_agreement(self.plan, self.guard, self.ranks)
         self._rehearsal = rehearse(self._optimizer, self.device)
         self._engine = Engine(
             model, self._compute,
@@ -90,7 +92,7 @@ class Run:
         args = self._trainer.args
         self._book = Book(
             self.plan, self.guard, self.ranks, self.device,
-            path=path, resumed_from_step=self._done, on_broken=on_broken, notes=(self._rehearsal.note,),
+            path=path, resumed_from_step=self._done, on_broken=on_broken, notes=(self._rehearsal.note,), warnings=warnings_of(model),
             configuration={name: _plain(getattr(args, name, None)) for name in _TOLD},
         )  # fmt: skip
 
@@ -113,7 +115,7 @@ class Run:
         """The gradient of one whole step; its mean loss, the same on every rank."""
         assert self._book is not None
         self._book.begin(self.wait_seconds)
-        self._item, self.grad_norm, self._rate = item, None, None
+        self._item, self.grad_norm, self._rate, self._has_stepped = item, None, None, False
         with self._one_micro_batch_at_a_time():
             self.total = self._at_work.accumulate(item, error)
         metrics_of(self._trainer).add(self.total)
@@ -123,7 +125,9 @@ class Run:
 
     def clip(self, clip: Callable[[], Any]) -> Any:
         """Clip, or measure. Nothing has been stepped yet, so out of memory costs the accumulation once more."""
-        return clip_or_again(clip, self._accumulate_again, self._scaler, self._optimizer, self.device)
+        return clip_or_again(
+            clip, self._accumulate_again, self._scaler, self._optimizer, self.device, is_alone=self.ranks.size == 1
+        )  # fmt: skip
 
     def _accumulate_again(self) -> None:
         assert self._item is not None
@@ -134,8 +138,8 @@ class Run:
         """Write down what happened."""
         assert self._book is not None
         assert self._item is not None
-        skipped = self._rate is None or not self.total.items or self._has_overflowed
-        rate = self._rate if self._rate is not None else float(self._optimizer.param_groups[0]["lr"])
+        skipped = not self._has_stepped or not self.total.items or self._has_overflowed
+        rate = self._rate if self._rate is not None else rate_of(self._optimizer)
         self._book.end(self._item, self.total, grad_norm=self.grad_norm, learning_rate=rate, skipped=skipped)
         self._done += 1
 
@@ -173,7 +177,7 @@ class Run:
 
     def _begin_update(self, optimizer: torch.optim.Optimizer, *_details: Any) -> None:
         self._rehearsal.release()
-        self._rate = float(optimizer.param_groups[0]["lr"])
+        self._rate, self._has_stepped = rate_of(optimizer), True
         self.is_updating = True
 
     def _end_update(self, *_details: Any) -> None:
@@ -208,17 +212,30 @@ class Run:
     def _counting(self) -> Any:
         trainer = self._trainer
 
-        def mean_loss(batch: Any, items: int) -> float:
+        def mean_loss(batch: Any, items: int | None) -> torch.Tensor:
             inputs = trainer._prepare_inputs(dict(batch))  # noqa: SLF001 (what training_step does)
-            count = torch.tensor(items, device=trainer.args.device)
+            count = None if items is None else torch.tensor(items, device=trainer.args.device)
             with trainer.compute_loss_context_manager():
-                return float(trainer.compute_loss(self._model, inputs, num_items_in_batch=count))
+                loss: torch.Tensor = trainer.compute_loss(self._model, inputs, num_items_in_batch=count)
+            return loss
 
         self._mark, self._weight = Mark(), 1.0
-        with self._one_micro_batch_at_a_time(), metrics_of(trainer).kept(), looking_on(self._model, trainer.args.device):
-            half = trainer.args.bf16 or trainer.args.fp16
-            dtype = torch.float16 if half else next(self._model.parameters()).dtype
-            return counting_of(self._data, mean_loss, dtype)
+        with self._one_micro_batch_at_a_time(), metrics_of(trainer).kept(), _without_balance(trainer):
+            return counting_of(self._data, self._model, mean_loss, is_half=str(trainer.accelerator.mixed_precision) != "no")
+
+
+@contextmanager
+def _without_balance(trainer: Any) -> Iterator[None]:
+    """TRL adds the routers' auxiliary loss itself, and it is no mean over tokens."""
+    coefficient = getattr(trainer, "router_aux_loss_coef", None)
+    if coefficient is None:
+        yield
+        return
+    trainer.router_aux_loss_coef = 0.0
+    try:
+        yield
+    finally:
+        trainer.router_aux_loss_coef = coefficient
 
 
 def _as_it_is(value: Any, *_arguments: Any, **_keywords: Any) -> Any:
