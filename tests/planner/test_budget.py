@@ -106,6 +106,7 @@ def test_the_largest_that_the_budget_allows_is_nearly_the_largest_that_fits(fold
         assert needed(model, -(-most * 115 // 100) + 1, length, **SMALL_T4) > found.limit
 
 
+@pytest.mark.slow
 def test_source_and_target_are_counted_apart(folder: Path) -> None:
     model = str(folder / "t5")
     found = made(model, **PAIRS_T4)
