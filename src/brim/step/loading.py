@@ -104,6 +104,11 @@ def read(data: Any, ids: IntArray) -> list[Any]:
     return list(at_once(places)) if at_once is not None else [data[place] for place in places]
 
 
+def has_targets(model: Any) -> bool:
+    """Whether a model reads one sequence and writes another (T5, BART), so that two lengths are padded."""
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+
+
 def lengths_of(data: Any, *, column: str | None = None, has_targets: bool = False) -> npt.NDArray[Any]:
     """Tokens of every sequence: from a column of lengths, from an Arrow table's offsets, or by looking at each once.
 

@@ -25,7 +25,7 @@ from brim.step.batch import BatchPlan
 from brim.step.book import Book, reason_of, say
 from brim.step.devices import device_of, to_device
 from brim.step.engine import Engine, Mark, Total, warnings_of
-from brim.step.loading import StepDataset, StepItem, lengths_of, the_only
+from brim.step.loading import StepDataset, StepItem, has_targets, lengths_of, the_only
 from brim.step.loss import counting_of
 from brim.step.micro import Counting
 from brim.step.oom import Guard
@@ -90,7 +90,7 @@ class Steps:
         self._ranks = Ranks(parameters)
         if lengths is not None:
             arguments.lengths_for(lengths, data)
-        found = lengths_of(data) if lengths is None else lengths
+        found = lengths_of(data, has_targets=has_targets(self._model)) if lengths is None else lengths
         self.plan = BatchPlan(found, effective_batch=effective_batch, seed=seed, drop_last=drop_last, ranks=self._ranks.size)
         self.guard = Guard(arguments.budget_of(budget))
         self.done = check_state(self.plan, self.guard, resume)

@@ -32,7 +32,7 @@ from brim.step.batch import BatchPlan
 from brim.step.book import reason_of
 from brim.step.budget import Budget
 from brim.step.devices import device_of
-from brim.step.loading import StepDataset, StepItem, StepSampler, lengths_of, the_only
+from brim.step.loading import StepDataset, StepItem, StepSampler, has_targets, lengths_of, the_only
 from brim.step.oom import Guard, failure_of, release
 from brim.step.randomness import Randomness
 from brim.trainer.callback import BrimBookkeeper
@@ -141,8 +141,7 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
             lengths_for(self._options.lengths, data)
             return self._options.lengths
         if self._seen is None or self._seen[0] is not data:
-            has_targets = bool(getattr(getattr(self.model, "config", None), "is_encoder_decoder", False))
-            self._seen = data, lengths_of(data, column=self.args.length_column_name, has_targets=has_targets)
+            self._seen = data, lengths_of(data, column=self.args.length_column_name, has_targets=has_targets(self.model))
         return self._seen[1]
 
     def _same_peak(self, plan: BatchPlan) -> Budget:
