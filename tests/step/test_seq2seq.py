@@ -37,7 +37,8 @@ def collate(features: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]
 def test_the_steps_are_the_same_whatever_the_slices() -> None:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"vocab_size": 50, "d_model": 16, "d_ff": 16, "num_layers": 1, "num_heads": 2, "d_kv": 8}
-    fresh: Any = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0, dropout_rate=0.0))
+    others: dict[str, Any] = {"decoder_start_token_id": 0, "dropout_rate": 0.0}
+    fresh: Any = T5ForConditionalGeneration(T5Config(**sizes, **others))
     found = []
     for budget in (brim.Budget.tokens(60), brim.Budget.sequences(40)):
         model = copy.deepcopy(fresh)
