@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from brim.machine.recorded import RecordedDevice as RecordedDevice, Recorder as Recorder, Recording as Recording
     from brim.machine.records import GPU as GPU, Accelerator as Accelerator, Host as Host, Machine as Machine
     from brim.memory.estimate import estimate as estimate
-    from brim.planner.accumulation import calculate_gradient_accumulation as calculate_gradient_accumulation
     from brim.planner.budget import budget as budget
     from brim.planner.plan import plan as plan
     from brim.planner.recommend import recommend_batch_size as recommend_batch_size
@@ -64,6 +63,7 @@ if TYPE_CHECKING:
     )
     from brim.sizes import format_bytes as format_bytes, parse_size as parse_size
     from brim.step.accumulate import GradientAccumulator as GradientAccumulator
+    from brim.step.accumulation import calculate_gradient_accumulation as calculate_gradient_accumulation
     from brim.step.batch import BatchPlan as BatchPlan
     from brim.step.budget import Budget as Budget, ShapeCost as ShapeCost
     from brim.step.checker import check_ledger as check_ledger
@@ -91,7 +91,7 @@ _HOMES = {
     "brim.machine.recorded": ("RecordedDevice", "Recorder", "Recording"),
     "brim.machine.records": ("GPU", "Accelerator", "Host", "Machine"),
     "brim.memory.estimate": ("estimate",),
-    "brim.planner.accumulation": ("calculate_gradient_accumulation",),
+    "brim.step.accumulation": ("calculate_gradient_accumulation",),
     "brim.planner.budget": ("budget",),
     "brim.planner.plan": ("plan",),
     "brim.planner.recommend": ("recommend_batch_size",),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from brim.planner.padding import padding_waste, report, sorted_slices
-from brim.planner.slices import cut
+from brim.step.cuts import cut
 from brim.workload.lengths import Lengths, fixed_lengths, measure_lengths
 
 SFT = Path(__file__).parents[2] / "../shared/data/sft"

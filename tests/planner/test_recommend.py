@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from brim.errors import UsageError
-from brim.planner.accumulation import calculate_gradient_accumulation
 from brim.planner.recommend import MODELS, TASKS, recommend_batch_size
+from brim.step.accumulation import calculate_gradient_accumulation
 from brim.workload.cards import find_card
 
 KEYS = {

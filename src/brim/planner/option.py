@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from brim.memory.footprint import Footprint
 from brim.planner.padding import sorted_slices
 from brim.planner.request import Request
-from brim.planner.slices import Cut
 from brim.speed.communication import traffic
 from brim.speed.rates import Rates, rates_of_cpu, rates_of_gpu
 from brim.speed.roofline import Roofline
 from brim.speed.step import StepSpeed
+from brim.step.cuts import Cut
 
 if TYPE_CHECKING:
     from brim.memory.setup import Setup, Target

@@ -12,12 +12,12 @@ from typing import TypedDict
 from brim.errors import UsageError
 from brim.locale import _
 from brim.machine.catalogue import generic_gpu
-from brim.planner.accumulation import calculate_gradient_accumulation
 from brim.planner.ladder import rungs
 from brim.planner.option import Option, Sampler, rates_of
 from brim.planner.request import Request, make_request
-from brim.planner.slices import Cut
 from brim.sizes import format_bytes, format_count
+from brim.step.accumulation import calculate_gradient_accumulation
+from brim.step.cuts import Cut
 
 MODELS = {
     "1b": "tinyllama",

@@ -11,9 +11,9 @@ from brim.errors import UsageError
 from brim.locale import _
 from brim.memory.estimate import Question
 from brim.memory.where import Where, find_where
-from brim.planner.slices import Cut, cut, cut_into, cuts
 from brim.planner.space import read_vary
 from brim.sizes import format_bytes, parse_size
+from brim.step.cuts import Cut, cut, cut_into, cuts
 from brim.workload.lengths import Lengths, fixed_lengths, measure_lengths
 from brim.workload.settings import Settings, read_settings
 

@@ -15,8 +15,8 @@ from brim.locale import _
 from brim.memory.ahead import trace_ahead
 from brim.planner.host import offload_fits
 from brim.planner.option import Option, Sampler, rates_of
-from brim.planner.slices import Cut
 from brim.planner.space import structures_of
+from brim.step.cuts import Cut
 from brim.workload.resolve import Model
 
 if TYPE_CHECKING:

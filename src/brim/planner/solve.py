@@ -23,8 +23,8 @@ from brim.planner.option import Option, Sampler, rates_of
 from brim.planner.plan import speed_of
 from brim.planner.request import Request, make_request
 from brim.planner.search import Pick
-from brim.planner.slices import Cut
 from brim.sizes import format_bytes
+from brim.step.cuts import Cut
 from brim.version import __version__
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from brim.planner.slices import Cut
+    from brim.step.cuts import Cut
     from brim.workload.resolve import Model
     from brim.workload.settings import Settings
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from brim.machine.catalogue import find_gpu
 from brim.machine.records import Machine
-from brim.planner.slices import cut
 from brim.records import Candidate, Plan
+from brim.step.cuts import cut
 from brim.workload.records import Workload
 
 _WORKLOAD = {"model", "task", "max_length", "target_length", "samples", "epochs", "lora_rank", "lora_targets", "lora_dtype",

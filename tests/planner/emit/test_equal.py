@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from brim import UnsupportedError
 from brim.planner.emit.equal import cut_note, equal_cut, nearest_multiples
-from brim.planner.slices import cut
+from brim.step.cuts import cut
 from brim.workload.records import Configuration
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from brim.planner.slices import Cut, cut, cut_into, cuts
+from brim.step.cuts import Cut, cut, cut_into, cuts
 from brim.workload.records import Configuration
 
 RANKS = (1, 2, 3, 8)

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 from brim.errors import UsageError
 from brim.locale import _
-from brim.planner.slices import cut
+from brim.step.cuts import cut
 
 
 class GradientAccumulation(TypedDict):

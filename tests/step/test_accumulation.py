@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from brim.errors import UsageError
-from brim.planner.accumulation import calculate_gradient_accumulation
+from brim.step.accumulation import calculate_gradient_accumulation
 
 
 def test_fifty_in_slices_of_at_most_eight() -> None:

@@ -1,0 +1,40 @@
+"""The records that pass between rooms: Plan, Measurement, and the entries of a Ledger.
+
+Every picture and every audit is a pure view of these, so it can be redrawn later, elsewhere, without the hardware. Bytes are
+integers, seconds are floats, tokens count what the loss or the padding really held.
+"""
+
+from __future__ import annotations
+
+from brim.records.ledgers import (
+    BudgetLimit as BudgetLimit,
+    Ledger as Ledger,
+    LedgerEntry as LedgerEntry,
+    LedgerHeader as LedgerHeader,
+    LedgerSummary as LedgerSummary,
+    Real as Real,
+    Slice as Slice,
+    Split as Split,
+)
+from brim.records.measurements import (
+    AffineFit as AffineFit,
+    LoaderSettings as LoaderSettings,
+    Measurement as Measurement,
+    Objective as Objective,
+    Proven as Proven,
+    ShapePoint as ShapePoint,
+    Trial as Trial,
+    TrialVerdict as TrialVerdict,
+    Versus as Versus,
+)
+from brim.records.predictions import (
+    Advice as Advice,
+    Candidate as Candidate,
+    DataReport as DataReport,
+    Estimate as Estimate,
+    MemoryPrediction as MemoryPrediction,
+    Plan as Plan,
+    Saving as Saving,
+    SpeedPrediction as SpeedPrediction,
+    Strategy as Strategy,
+)
