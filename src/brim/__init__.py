@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from brim.planner.recommend import recommend_batch_size as recommend_batch_size
     from brim.planner.solve import solve as solve
     from brim.planner.sweep import sweep as sweep
+    from brim.prober.executable import find_executable_batch_size as find_executable_batch_size
+    from brim.prober.loader import tune_loader as tune_loader
+    from brim.prober.optimizer import BatchSizeOptimizer as BatchSizeOptimizer
+    from brim.prober.probe import probe as probe
     from brim.records import (
         Advice as Advice,
         Candidate as Candidate,
@@ -54,10 +58,13 @@ if TYPE_CHECKING:
         LedgerEntry as LedgerEntry,
         LedgerHeader as LedgerHeader,
         LedgerSummary as LedgerSummary,
+        LoaderSettings as LoaderSettings,
         Measurement as Measurement,
         MemoryPrediction as MemoryPrediction,
         Plan as Plan,
+        Proven as Proven,
         Saving as Saving,
+        ShapePoint as ShapePoint,
         SpeedPrediction as SpeedPrediction,
         Trial as Trial,
     )
@@ -97,9 +104,13 @@ _HOMES = {
     "brim.planner.recommend": ("recommend_batch_size",),
     "brim.planner.solve": ("solve",),
     "brim.planner.sweep": ("sweep",),
+    "brim.prober.executable": ("find_executable_batch_size",),
+    "brim.prober.loader": ("tune_loader",),
+    "brim.prober.optimizer": ("BatchSizeOptimizer",),
+    "brim.prober.probe": ("probe",),
     "brim.records": (
-        "Advice", "Candidate", "DataReport", "Estimate", "Ledger", "LedgerEntry", "LedgerHeader", "LedgerSummary", "Measurement",
-        "MemoryPrediction", "Plan", "Saving", "SpeedPrediction", "Trial",
+        "Advice", "Candidate", "DataReport", "Estimate", "Ledger", "LedgerEntry", "LedgerHeader", "LedgerSummary", "LoaderSettings",
+        "Measurement", "MemoryPrediction", "Plan", "Proven", "Saving", "ShapePoint", "SpeedPrediction", "Trial",
     ),
     "brim.sizes": ("format_bytes", "parse_size"),
     "brim.step.accumulate": ("GradientAccumulator",),

@@ -42,6 +42,28 @@ def parse_size(text: str | int) -> int:
     return _positive(int(Decimal(number.replace("_", "")) * factor), text)
 
 
+def parse_part(asked: str | float, whole_bytes: int) -> int:
+    """A part of so many bytes: `5%`, `0.05`, `1GiB`, or an integer of bytes."""
+    if isinstance(asked, str) and asked.strip().isdigit():
+        raise UsageError(_("--margin {asked} has no unit; write {asked}MiB or {asked}%.").format(asked=asked.strip()))
+    try:
+        if isinstance(asked, str) and asked.strip().endswith("%"):
+            return int(float(asked.strip()[:-1]) / 100 * whole_bytes)
+        if isinstance(asked, float) or (isinstance(asked, str) and _is_share(asked)):
+            return int(float(asked) * whole_bytes)
+        return parse_size(asked)
+    except (ValueError, OverflowError) as error:
+        text = _("--margin {asked!r} is not possible; write 1GiB or 5%.")
+        raise UsageError(text.format(asked=asked)) from error
+
+
+def _is_share(text: str) -> bool:
+    try:
+        return 0 <= float(text) < 1
+    except ValueError:
+        return False
+
+
 def format_bytes(count: int) -> str:
     """Three significant digits and a binary unit: `11.3 GiB`. The sign is kept."""
     if count < 0:

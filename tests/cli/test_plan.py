@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import brim
+from brim.sizes import MIB
+from tests.planner.measurements import measurement
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -156,3 +158,35 @@ def test_wrong_wishes_end_with_one_message_and_code_2(cli: Cli, arguments: tuple
     assert said in ended.err
     assert "Traceback" not in ended.err
     assert not ended.out
+
+
+def test_a_plan_on_a_probe_needs_no_other_device_and_says_what_was_measured(cli: Cli, tiny: str, tmp_path: Path) -> None:
+    path = measurement(model=tiny, length=256).write(tmp_path / "probe.json")
+    arguments = ("plan", tiny, "--probe", str(path), "--checkpointing", "none", "--effective-batch", "32")
+    ended = cli(*arguments)
+    assert ended.code == 0
+    assert "Measured: 3 trials on cpu ran up to 16 x 256 tokens" in ended.out
+    assert "by what was measured" in " ".join(ended.out.split())
+    document = json.loads(cli(*arguments, "--json").out)
+    assert document["best"]["memory"]["limit_bytes"] == 600 * MIB
+    assert document["margin_bytes"] == 20 * MIB
+
+
+def test_a_probe_of_something_else_ends_with_one_message_and_code_2(cli: Cli, tiny: str, tmp_path: Path) -> None:
+    probe = measurement(model=tiny, length=256)
+    path, torn = probe.write(tmp_path / "probe.json"), tmp_path / "torn.json"
+    torn.write_text(probe.to_json()[:300], encoding="utf-8")
+    for arguments, said in (
+        (("--probe", str(path), "--gpu", "t4"), "The probe ran on the CPU"),
+        (("--probe", str(path), "--method", "lora"), "--method full"),
+        (("--probe", str(path), "--seq-len", "512"), "up to 256 tokens"),
+        (("--probe", str(path), "--solve", "gpu"), "--probe measured one model"),
+        (("--probe", str(path), "--sweep", "gpu:t4,l4"), "--probe measured one device"),
+        (("--probe", str(torn)), "not valid JSON"),
+        (("--probe", str(tmp_path / "nowhere.json")), "nowhere.json"),
+    ):
+        ended = cli("plan", tiny, *arguments)
+        assert ended.code == 2
+        assert said in " ".join(ended.err.split())
+        assert "Traceback" not in ended.err
+        assert not ended.out

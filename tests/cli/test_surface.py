@@ -30,9 +30,16 @@ SURFACE = {
         "--effective-batch", "--emit", "--epochs", "--eval-batch", "--freeze", "--from-batch", "--gpu", "--gpus",
         "--gradient-as-bucket-view", "--help", "--host-cores", "--host-memory", "--json", "--lang", "--learning-rate", "--lora-dtype",
         "--lora-rank", "--lora-targets", "--loss", "--margin", "--max-grad-norm", "--memory", "--method", "--micro-batch", "--nodes",
-        "--offload", "--optimizer", "--output", "--padded", "--precision", "--price", "--samples", "--seq-len", "--sharding", "--solve",
-        "--sweep", "--target-len", "--task", "--tokenizer", "--trust-remote-code", "--unpadded", "--vary", "--warmup-steps", "-h", "-o",
+        "--offload", "--optimizer", "--output", "--padded", "--precision", "--price", "--probe", "--samples", "--seq-len", "--sharding",
+        "--solve", "--sweep", "--target-len", "--task", "--tokenizer", "--trust-remote-code", "--unpadded", "--vary", "--warmup-steps", "-h", "-o",
         "model",
+    ],
+    "probe": [
+        "--accumulation", "--attention", "--base-dtype", "--checkpointing", "--config", "--data", "--device", "--effective-batch",
+        "--eval-batch", "--freeze", "--fresh", "--gpu-index", "--gpus", "--gradient-as-bucket-view", "--help", "--json", "--lang",
+        "--lora-dtype", "--lora-rank", "--lora-targets", "--loss", "--margin", "--max-grad-norm", "--max-trials", "--memory", "--method",
+        "--micro-batch", "--nodes", "--objective", "--offload", "--optimizer", "--output", "--padded", "--precision", "--seq-len",
+        "--sharding", "--target-len", "--task", "--time-limit", "--tokenizer", "--trust-remote-code", "--unpadded", "-h", "-o", "model",
     ],
     "models": ["--config", "--help", "--json", "--lang", "--search", "--task", "--trust-remote-code", "-h", "name"],
 }  # fmt: skip

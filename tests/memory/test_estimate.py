@@ -124,7 +124,7 @@ def test_more_gpus_never_need_more_of_each(tmp_path: Path, sharding: str, method
 
 
 def test_the_cache_answers_the_same_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BRIM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("BRIM_CACHE", str(tmp_path / "own"))
     model = folder(tmp_path, LLAMA)
     first = brim.estimate(model, gpu="t4", micro_batch=4, seq_len=256)
     program = (
@@ -142,10 +142,10 @@ def test_the_cache_answers_the_same_without_torch(tmp_path: Path, monkeypatch: p
 
 
 def test_a_damaged_cache_is_traced_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BRIM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("BRIM_CACHE", str(tmp_path / "own"))
     model = folder(tmp_path, LLAMA)
     first = brim.estimate(model, gpu="t4", seq_len=256)
-    files = list((tmp_path / "cache" / "memory").glob("*.npz"))
+    files = list((tmp_path / "own" / "memory").glob("*.npz"))
     assert files
     for damage in (
         lambda content: content[: len(content) // 2],

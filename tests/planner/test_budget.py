@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import brim
 from brim.errors import OutOfMemoryError, UsageError
-from brim.planner.budget import MOST_UNDERSTATED, AloneOrSeveral, LargestOf, budget, fit
+from brim.planner.budget import AloneOrSeveral, budget
 from brim.sizes import MIB
 from brim.step.budget import FIXED_TOKENS, Budget, ShapeCost
+from brim.step.fitting import MOST_UNDERSTATED, LargestOf, fit
 from brim.step.slicing import slice_batch
 from tests.speed.test_roofline import DEVICES
 from tests.speed.test_step import speed

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from brim.machine.loading import reserve_bytes
 from brim.planner.host import (
     MOST_WORKERS,
     PROCESS_BYTES,
@@ -15,7 +16,6 @@ from brim.planner.host import (
     host_side,
     offload_fits,
     offload_refusal,
-    reserve_bytes,
 )
 from brim.sizes import GIB, MIB
 

@@ -63,7 +63,7 @@ def test_every_answer_fits_when_its_flags_are_typed_and_a_shorter_sequence_is_th
 
 
 def test_a_pinned_micro_batch_that_is_too_large_is_answered_with_smaller_ones(llama: str) -> None:
-    request = make_request(llama, gpu="rtx-3060-8gb", seq_len=1024, micro_batch=512, checkpointing="none")
+    request = make_request(llama, gpu="t4", memory="8GiB", seq_len=1024, micro_batch=512, checkpointing="none")
     first = nearest_that_fit(request)[0]
     assert first.reasons[0].startswith("--micro-batch ")
     assert first.effective_batch == 512

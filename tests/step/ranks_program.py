@@ -1,6 +1,6 @@
 """What two ranks do in the tests of accumulation: torchrun starts this file, and each rank writes what it found.
 
-    torchrun --standalone --nproc-per-node=2 ranks_program.py FOLDER SCENARIO...
+    torchrun --standalone --nproc-per-node=2 -m tests.step.ranks_program FOLDER SCENARIO...
 
 The model, the data and the comparison stand here too, so that all tests compare with one large batch of the very same.
 """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,8 @@ from torch import nn
 
 from brim.errors import UnsupportedError
 from brim.step.ranks import Ranks
+from tests import torchrun
+from tests.conftest import once
 from tests.step import ranks_program as program
 from tests.step.ranks_program import agreement, big_batch_gradient, is_exact
 
@@ -24,24 +24,18 @@ HEALTHY = (
     "plain", "wrapped", "wrapped_and_several_windows", "uncounted", "nothing_on_one", "half_precision", "overflow_on_one",
     "other_branches", "sums", "talk",
 )  # fmt: skip
-
-
-def on_two_ranks(folder: Path, *scenarios: str, seconds: float) -> Both:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program.__file__]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([*command, str(folder), *scenarios], cwd=folder, env=environment)
-    try:
-        assert process.wait(timeout=seconds) == 0
-    finally:
-        # Asked to end, torchrun ends its ranks; killed, it would leave them behind.
-        process.terminate()
-        process.wait(timeout=60)
-    return {name: [torch.load(folder / f"{name}-{rank}.pt", weights_only=False) for rank in range(2)] for name in scenarios}
+TOGETHER_OR_NOT_AT_ALL = ("sparse", "mixed_use", "other_scales", "other_models", "other_weights", "windows_differ")
+"""Scenarios in which both ranks must stop, and go on with the next."""
+LIMITED = ("no_memory_on_one",) if sys.platform == "linux" else ()
+SCENARIOS = (*HEALTHY, *TOGETHER_OR_NOT_AT_ALL, *LIMITED)
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
-    return on_two_ranks(tmp_path_factory.mktemp("ranks"), *HEALTHY, seconds=240)
+def both(shared: Path) -> Both:
+    """All in one pair of processes: imports are most of the time."""
+    folder = shared / "ranks"
+    once(folder, lambda: torchrun.on_two_ranks(program.__name__, str(folder), *SCENARIOS, seconds=240))
+    return {name: [torch.load(folder / f"{name}-{rank}.pt", weights_only=False) for rank in range(2)] for name in SCENARIOS}
 
 
 @pytest.mark.parametrize("scenario", ["plain", "wrapped"])
@@ -139,38 +133,38 @@ def test_ranks_hear_each_other_in_order(both: Both) -> None:
     assert both["talk"] == [(0, 2, said), (1, 2, said)]
 
 
-def test_a_sparse_gradient_is_refused_by_both_ranks_and_neither_waits(tmp_path: Path) -> None:
-    found = on_two_ranks(tmp_path, "sparse", seconds=60)["sparse"]
+def test_a_sparse_gradient_is_refused_by_both_ranks_and_neither_waits(both: Both) -> None:
+    found = both["sparse"]
     assert found[0] == found[1]
     for message in found[0]:
         assert message.startswith("UnsupportedError: The gradient of the parameter with shape [7, 2] is sparse")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited through RLIMIT_DATA, which only Linux has")
-def test_ranks_that_cannot_go_on_together_all_stop_and_none_waits(tmp_path: Path) -> None:
-    names = ("mixed_use", "other_scales", "other_models", "other_weights", "windows_differ", "no_memory_on_one")
-    found = on_two_ranks(tmp_path, *names, seconds=120)
+def test_ranks_that_cannot_go_on_together_all_stop_and_none_waits(both: Both) -> None:
     for name, message in {
         "mixed_use": "UsageError: Some ranks gave num_items",
         "other_scales": "UsageError: The ranks' gradient scalers differ: 16, 32",
         "other_models": "UsageError: The ranks hold different parameters",
     }.items():
-        assert all(text.startswith(message) for text in found[name]), found[name]
+        assert all(text.startswith(message) for text in both[name]), both[name]
 
-    assert all("begins with other weights than rank" in text for text in found["other_weights"])
+    assert all("begins with other weights than rank" in text for text in both["other_weights"])
 
-    (first, here, kept), (second, there, nothing) = found["no_memory_on_one"]
-    assert (first, kept) == ("OutOfMemoryError", 1.0)
-    assert here.startswith("Rank 1 could not prepare its gradients: ")
-    assert (second, nothing) == ("RuntimeError", None)
-    assert "can't allocate memory" in there
-
-    together = dict(zip(program.WINDOWS, zip(*found["windows_differ"], strict=True), strict=True))
+    together = dict(zip(program.WINDOWS, zip(*both["windows_differ"], strict=True), strict=True))
     for counts, updates in {(4, 4): 2, (3, 4): 2, (4, 3): 2, (2, 4): 2, (0, 1): 1, (0, 0): 0}.items():
         assert together[counts] == (("no error", updates),) * 2, counts
     for counts, ended in {(2, 5): 0, (6, 1): 1}.items():
         message = f"RunError: Rank {ended} has taken its last optimizer step, and rank {1 - ended} has micro-batches left."
         assert [text for text, _updates in together[counts]] == [message] * 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited through RLIMIT_DATA, which only Linux has")
+def test_a_rank_without_memory_for_its_gradients_stops_all_and_none_waits(both: Both) -> None:
+    (first, here, kept), (second, there, nothing) = both["no_memory_on_one"]
+    assert (first, kept) == ("OutOfMemoryError", 1.0)
+    assert here.startswith("Rank 1 could not prepare its gradients: ")
+    assert (second, nothing) == ("RuntimeError", None)
+    assert "can't allocate memory" in there
 
 
 def test_one_process_scales_in_place_and_talks_to_itself() -> None:

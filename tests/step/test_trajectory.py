@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,6 +20,8 @@ from brim.machine.budget import ForkServer
 from brim.machine.outcome import Outcome
 from brim.records import Ledger, LedgerEntry
 from brim.step.ledger import read_ledger
+from tests import torchrun
+from tests.conftest import once
 from tests.step import trajectory_program as program
 from tests.step.trajectory_program import STEPS, Family, Recipe, Way
 
@@ -74,18 +73,22 @@ class Lab:
     """Runs recipes in forks of one process that has imported everything."""
 
     def __init__(self, folder: Path, server: ForkServer) -> None:
-        self.folder, self._server = folder, server
+        self.folder, self.server = folder, server
 
     def recipe(self, name: str, **details: Any) -> Recipe:
         return Recipe(str(self.folder / name), **details)
 
     def attempt(self, recipe: Recipe, memory: str | None = None) -> Outcome:
         preload = (program.__name__,)
-        return self._server.run(program.run, recipe, memory_bytes=memory, timeout_seconds=240, preload=preload)
+        return self.server.run(program.run, recipe, memory_bytes=memory, timeout_seconds=240, preload=preload)
 
     def run(self, recipe: Recipe, memory: str | None = None) -> Trajectory:
         outcome = self.attempt(recipe, memory)
         assert outcome.verdict == "ok", outcome.message + outcome.traceback
+        return Trajectory(Path(recipe.folder))
+
+    def run_once(self, recipe: Recipe) -> Trajectory:
+        once(Path(recipe.folder), lambda: self.run(recipe))
         return Trajectory(Path(recipe.folder))
 
     def killed(self, recipe: Recipe) -> Recipe:
@@ -102,18 +105,9 @@ def was_cut_off(recipe: Recipe) -> Recipe:
     return replace(recipe, saves=True, resumes=True)
 
 
-def on_two_ranks(*recipes: Recipe) -> int:
-    """The exit code of torchrun, which ran them one after the other."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", program.__name__]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    root = Path(__file__).parents[2]
-    process = subprocess.Popen([*command, *(json.dumps(asdict(recipe)) for recipe in recipes)], cwd=root, env=environment)
-    try:
-        return process.wait(timeout=240)
-    finally:
-        # Asked to end, torchrun ends its ranks; killed, it would leave them behind.
-        process.terminate()
-        process.wait(timeout=60)
+def on_two_ranks(*recipes: Recipe) -> torchrun.Ended:
+    """How torchrun ended, which ran them one after the other."""
+    return torchrun.launch(program.__name__, *(json.dumps(asdict(recipe)) for recipe in recipes), seconds=240)
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +117,17 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="module")
-def reference(lab: Lab) -> Trajectory:
+def common(lab: Lab, shared: Path) -> Lab:
+    """A lab whose runs are not for one test alone, nor for one worker."""
+    folder = shared / "trajectories"
+    folder.mkdir(exist_ok=True)
+    return Lab(folder, lab.server)
+
+
+@pytest.fixture(scope="module")
+def reference(common: Lab) -> Trajectory:
     """One sequence at a time, in a loop of its own: nothing that could be sliced wrongly."""
-    found = lab.run(lab.recipe("reference", limit=1))
+    found = common.run_once(common.recipe("reference", limit=1))
     assert all(set(sizes) == {1} for sizes in found.sizes)
     norms = [entry.grad_norm for entry in found.entries]
     assert all(norm is not None and norm > program.MAX_NORM for norm in norms), "clipping is a part of the trajectory"
@@ -133,11 +135,28 @@ def reference(lab: Lab) -> Trajectory:
 
 
 @pytest.fixture(scope="module")
-def wide(lab: Lab) -> Trajectory:
+def wide(common: Lab) -> Trajectory:
     """The model with the large vocabulary, with all the memory that it wants."""
-    found = lab.run(lab.recipe("wide", **WIDE))
+    found = common.run_once(common.recipe("wide", **WIDE))
     assert not found.phases
     return found
+
+
+@pytest.fixture(scope="module")
+def two_ranks(lab: Lab, shared: Path) -> Lab:
+    """What two ranks did, in one launch: whole runs, the rest of runs that one rank began, and at last a run in which one is killed."""
+    there = Lab(shared / "two-ranks", lab.server)
+
+    def make() -> None:
+        whole = [there.recipe(f"{way}-whole", way=way) for way in reversed(WAYS)]
+        continued = [there.killed(there.recipe(f"{way}-continued", way=way)) for way in reversed(WAYS)]
+        killed = replace(there.recipe("trainer-killed", way="trainer"), saves=True, killed_at=KILLED_AT)
+        ended = on_two_ranks(*whole, *continued, killed)
+        assert ended.code != 0
+        assert all(Path(recipe.folder, "weights.pt").exists() for recipe in (*whole, *continued)), str(ended)
+
+    once(there.folder, make)
+    return there
 
 
 def check_same(found: Trajectory, wanted: Trajectory, tolerance: float = TOLERANCE) -> None:
@@ -212,10 +231,10 @@ def test_running_out_of_memory_in_forward_and_in_backward_leaves_the_trajectory_
 
 @pytest.mark.parametrize("way", ["steps", pytest.param("trainer", marks=pytest.mark.slow)])
 def test_with_dropout_it_equals_the_run_with_the_same_slices_and_no_such_trouble(lab: Lab, way: Way) -> None:
-    recipe = lab.recipe(f"{way}-dropout-starved", way=way, dropout=0.1, **WIDE)
+    recipe = lab.recipe(f"{way}-dropout-starved", way=way, dropout=0.1, epochs=1, **WIDE)
     starved = lab.run(recipe, WIDE_MEMORY)
     assert starved.phases == {"forward", "backward"}
-    calm = lab.run(lab.recipe(f"{way}-dropout-calm", way=way, dropout=0.1, slices_of=recipe.folder, **WIDE))
+    calm = lab.run(lab.recipe(f"{way}-dropout-calm", way=way, dropout=0.1, epochs=1, slices_of=recipe.folder, **WIDE))
     assert not calm.phases
     assert calm.sizes == starved.sizes
     assert [entry.sequence_ids for entry in calm.entries] == [entry.sequence_ids for entry in starved.entries]
@@ -233,21 +252,29 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(lab: Lab, reference
     assert resumed.ledger.superseded == 2
 
 
-def test_two_ranks_take_the_steps_of_one_from_the_start_and_in_the_middle_of_its_run(lab: Lab, reference: Trajectory) -> None:
-    whole = [lab.recipe(f"{way}-two-ranks", way=way) for way in reversed(WAYS)]
-    continued = [lab.killed(lab.recipe(f"{way}-one-then-two", way=way)) for way in reversed(WAYS)]
-    assert on_two_ranks(*whole, *continued) == 0
-    for recipe in (*whole, *continued):
-        found = Trajectory(Path(recipe.folder))
+@pytest.mark.parametrize("way", WAYS)
+def test_two_ranks_take_the_steps_of_one_from_the_start_and_in_the_middle_of_its_run(
+    two_ranks: Lab, reference: Trajectory, way: Way
+) -> None:
+    for part, sizes in {"whole": [2], "continued": [1, 2]}.items():
+        found = Trajectory(two_ranks.folder / f"{way}-{part}")
         check_same(found, reference)
         assert {one.rank for entry in found.entries[KILLED_AT:] for one in entry.slices} == {0, 1}
-        assert [header.world_size for header in found.ledger.headers] == ([1, 2] if recipe.resumes else [2])
+        assert [header.world_size for header in found.ledger.headers] == sizes
 
 
-@pytest.mark.parametrize("way", [pytest.param("steps", marks=pytest.mark.slow), "trainer"])
-def test_one_rank_goes_on_where_one_of_two_was_killed(lab: Lab, reference: Trajectory, way: Way) -> None:
-    recipe = lab.recipe(f"{way}-two-then-one", way=way)
-    assert on_two_ranks(replace(recipe, saves=True, killed_at=KILLED_AT)) != 0
+def check_one_after_two(lab: Lab, recipe: Recipe, reference: Trajectory) -> None:
     resumed = lab.run(was_cut_off(recipe))
     check_same(resumed, reference)
     assert [header.world_size for header in resumed.ledger.headers] == [2, 1]
+
+
+def test_one_rank_goes_on_where_one_of_two_was_killed(two_ranks: Lab, reference: Trajectory) -> None:
+    check_one_after_two(two_ranks, two_ranks.recipe("trainer-killed", way="trainer"), reference)
+
+
+@pytest.mark.slow
+def test_one_loop_of_ones_own_goes_on_where_one_of_two_was_killed(lab: Lab, reference: Trajectory) -> None:
+    recipe = lab.recipe("steps-two-then-one")
+    assert on_two_ranks(replace(recipe, saves=True, killed_at=KILLED_AT)).code != 0
+    check_one_after_two(lab, recipe, reference)

@@ -1,7 +1,7 @@
 """The runs whose trajectories are compared: the same thirty optimizer steps, each time taken in another way.
 
 A run leaves `ledger.jsonl` and `weights.pt` in its folder. In this process, in a child under a memory limit, or on several ranks:
-`torchrun --nproc-per-node=2 trajectory_program.py RECIPE...`, each recipe as JSON.
+`torchrun --nproc-per-node=2 -m tests.step.trajectory_program RECIPE...`, each recipe as JSON.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Recipe:
     unit: Literal["sequences", "tokens", "bytes"] = "sequences"
     limit: int = 8
     family: Family = "llama"
+    epochs: int = EPOCHS
     wide: bool = False
     """Activations that a memory limit can tell from nothing."""
     dropout: float = 0.0
@@ -124,7 +125,7 @@ def with_steps(recipe: Recipe, model: Any) -> None:
     torch.manual_seed(SEED)
     steps = Steps(
         toys.data(SEQUENCES), model, optimizer,
-        effective_batch=EFFECTIVE_BATCH, budget=recipe.budget(), collate=toys.collate, epochs=EPOCHS, seed=SEED,
+        effective_batch=EFFECTIVE_BATCH, budget=recipe.budget(), collate=toys.collate, epochs=recipe.epochs, seed=SEED,
         max_norm=MAX_NORM, ledger=recipe.folder, resume=resume,
     )  # fmt: skip
     take_slices(recipe, steps.plan)
@@ -160,7 +161,7 @@ class Announce(TrainerCallback):
 def with_trainer(recipe: Recipe, model: Any) -> None:
     arguments = TrainingArguments(
         output_dir=recipe.folder, use_cpu=True, ddp_backend="gloo" if "RANK" in os.environ else None, seed=SEED,
-        num_train_epochs=EPOCHS, lr_scheduler_type="constant", max_grad_norm=MAX_NORM, save_strategy="steps" if recipe.saves else "no",
+        num_train_epochs=recipe.epochs, lr_scheduler_type="constant", max_grad_norm=MAX_NORM, save_strategy="steps" if recipe.saves else "no",
         save_steps=SAVE_EVERY, logging_strategy="no", report_to=[], disable_tqdm=True,
     )  # fmt: skip
     TrajectoryTrainer.recipe = recipe

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from tests import torchrun
 from tests.trainer import ddp_program as program
 from tests.trainer.small import ids_of, lines, near
 
@@ -18,15 +16,7 @@ Both = dict[str, list[Any]]
 
 def on_two_ranks(folder: Path) -> Both:
     """What the two ranks found, by scenario. All in one pair of processes: imports are most of the time."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", program.__name__]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    process = subprocess.Popen([*command, str(folder), *SCENARIOS], cwd=folder, env=environment)
-    try:
-        assert process.wait(timeout=240) == 0
-    finally:
-        # Asked to end, torchrun ends its ranks; killed, it would leave them behind.
-        process.terminate()
-        process.wait(timeout=60)
+    torchrun.on_two_ranks(program.__name__, str(folder), *SCENARIOS, seconds=240)
     return {
         name: [json.loads((folder / f"{name}-{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
         for name in SCENARIOS

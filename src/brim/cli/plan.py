@@ -66,6 +66,7 @@ SEARCH_OPTIONS = (
         help=N_("What of the recipe may change: optimizer, method, offload, precision. Default: nothing."),
     ),
     option("--margin", metavar="X", help=N_("Memory that stays free: 1GiB or 5%. Default: by the uncertainty of the estimate.")),
+    option("--probe", metavar="FILE", help=N_("Result of brim probe: what was measured there stands for what is predicted.")),
     option(
         "--solve",
         type=click.Choice(["micro-batch", "seq-len", "model", "gpu"]),
@@ -138,7 +139,7 @@ def _check(
         raise UsageError(_("--apply needs --learning-rate and --from-batch: there is nothing to apply."))
     if asks_for_gpus and any(named):
         raise UsageError(_("The GPU is what is asked for: leave --gpu, --memory and --device out."))
-    if not asks_for_gpus and not any(named):
+    if not asks_for_gpus and not any(named) and device.get("probe") is None:
         _check_device()
 
 

@@ -31,6 +31,8 @@ class Reading:
     """Peaks since the last `reset_peak`."""
     allocator_retries: int = 0
     """How often the allocator had to give cached memory back before it could serve a request: the sign of thrashing."""
+    swapped_bytes: int = 0
+    """Of this process, what lies in the host's swap instead of in memory."""
     busy: float | None = None
     """Share of time in which the device computed, 0 to 1."""
     watts: float | None = None
@@ -148,6 +150,7 @@ class CpuDevice:
             reserved_bytes=used,
             peak_allocated_bytes=peak,
             peak_reserved_bytes=peak,
+            swapped_bytes=child.swapped_bytes(),
         )
 
     def reset_peak(self) -> None:

@@ -12,7 +12,7 @@ the margin is there for that.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -22,10 +22,14 @@ from brim.locale import _
 from brim.memory.compatibility import check, check_module
 from brim.memory.family import MULTIPLE, has_family, length_class
 from brim.memory.footprint import Footprint
-from brim.planner.option import Option, Sampler, rates_of
+from brim.planner.option import Option, Sampler
+from brim.planner.probed import check_structure
+from brim.planner.rates import rates_of
 from brim.planner.request import Request, make_request
 from brim.sizes import format_bytes
-from brim.step.budget import Budget, Cost, FloatArray, ShapeCost
+from brim.step.budget import Budget, Cost, FloatArray
+from brim.step.fitting import BEYOND, LargestOf, Shape, fit, raised
+from brim.step.measured import measured_budget
 from brim.workload.settings import read_settings
 
 if TYPE_CHECKING:
@@ -35,44 +39,17 @@ if TYPE_CHECKING:
     from torch import nn
 
     from brim.machine.records import GPU
+    from brim.planner.measured import Measured
+    from brim.records import Measurement
     from brim.speed.step import StepSpeed
     from brim.workload.resolve import Model
-
-Shape = tuple[int, ...]
-"""Sequences, padded length, and the targets' where there are any."""
 
 _MOST_SEQUENCES: Final = 4096
 """In a micro-batch that is looked at; beyond, the polynomial goes on."""
 _GROWTH: Final = 4
-_BEYOND: Final = 1.3
-"""Times the limit: shapes that need more say nothing about what fits."""
-_NEAR: Final = 0.85
-MOST_UNDERSTATED: Final = 0.03
-"""Of a shape that was replayed and that is not near the limit."""
-_MOST_PIECES: Final = 3
-_GOOD_ERROR: Final = 0.01
-"""Between the most and the least stated of the shapes that were looked at: good enough, no further piece is tried."""
-_WORTH: Final = 0.8
-"""Of the error before, what a further piece must leave at most."""
-_ROUNDS: Final = 10
-_NO_PULL: Final = 1e-9
 _ALONE_MATTERS: Final = 0.7
 """Of the limit: where one sequence of the longest needs less, nobody asks how much less it needs alone."""
 _LEAST_LENGTHS: Final = 3
-
-
-@dataclass(frozen=True)
-class LargestOf:
-    """The largest of several costs: a peak is that of its highest moment."""
-
-    costs: tuple[ShapeCost, ...]
-
-    def __call__(self, count: Any, *lengths: Any) -> FloatArray:
-        """The cost of `count` sequences padded to these lengths."""
-        largest = self.costs[0](count, *lengths)
-        for cost in self.costs[1:]:
-            largest = np.maximum(largest, cost(count, *lengths))
-        return largest
 
 
 @dataclass(frozen=True)
@@ -95,6 +72,7 @@ def budget(
     memory: int | str | None = None,
     device: Literal["cpu", "cuda"] | None = None,
     margin: str | float | None = None,
+    probe: str | os.PathLike[str] | Measurement | None = None,
     step: Callable[[nn.Module, int, int], Any] | None = None,
     trust_remote_code: bool = False,
     cache: bool = True,
@@ -104,20 +82,22 @@ def budget(
 
     All arguments are those of `brim.estimate`, and `margin` is that of `brim.plan`. A micro-batch whose cost is within the limit is
     predicted to fit beside the margin, whatever its shape. It is one of several in its step, so gradients of others are there, unless
-    `accumulation=1` says that it is the only one.
+    `accumulation=1` says that it is the only one. With `probe`, the result of `brim probe` or its file, costs are as measured there.
     """
     if "micro_batch" in settings:
         raise UsageError(_("A budget is for micro-batches of every size: leave micro_batch out."))
     read_settings({name: value for name, value in settings.items() if value is not None})
     request = make_request(
-        model, gpu=gpu, memory=memory, device=device, margin=margin, step=step, trust_remote_code=trust_remote_code, cache=cache,
-        **settings,
+        model, gpu=gpu, memory=memory, device=device, margin=margin, probe=probe, step=step, trust_remote_code=trust_remote_code,
+        cache=cache, **settings,
     )  # fmt: skip
     question, room = request.question, request.room_bytes
     check(question.settings, question.config, question.where.gpu)
     if question.config is None:
-        check_module(question.given, has_step=step is not None)
+        check_module(question.given, has_step=step is not None or probe is not None)
     accumulation = 1 if request.accumulation == 1 else 2
+    if request.measured is not None:
+        return _measured(request, request.measured, accumulation)
     lines = {lengths: _footprint(request, accumulation, lengths) for lengths in _grid(request)}
     points = {(count, *lengths): size for lengths, line in lines.items() for count, size in _around(line, room).items()}
     cost = _bytes_of(lines, points, room)
@@ -128,6 +108,19 @@ def budget(
         device=request.where.label, limit=format_bytes(room), margin=format_bytes(request.margin.bytes), count=len(points)
     )
     return Budget(cost, room, _seconds_of(request, lines, points), because=because)
+
+
+def _measured(request: Request, measured: Measured, accumulation: int) -> Budget:
+    """As a probe has it, for the structure that was probed."""
+    measurement = measured.evidence(accumulates=accumulation > 1)
+    check_structure(measurement, request.base)
+    more = 0
+    if accumulation > 1 and not measured.has_gradients:
+        option = Option(request, request.base, Sampler(request), rates_of(request.where, request.host_cores))
+        more = option.gradient_bytes
+    return measured_budget(
+        measurement, limit_bytes=request.where.limit_bytes, margin_bytes=request.margin.bytes, beside_bytes=more
+    )
 
 
 def _footprint(request: Request, accumulation: int, lengths: Shape) -> Footprint:
@@ -185,11 +178,11 @@ def _lengths(request: Request) -> list[int]:
 
 def _bytes_of(lines: dict[Shape, Footprint], points: dict[Shape, int], room: int) -> LargestOf | AloneOrSeveral:
     """The predicted bytes of the device at the peak."""
-    several = _raised(fit(points, room), points, room)
+    several = raised(fit(points, room), points, room)
     if several(1, *next(iter(lines))) <= _ALONE_MATTERS * room:
         return several
     singles = {(1, *lengths): line.device_bytes(1) for lengths, line in lines.items()}
-    return AloneOrSeveral(_raised(fit(singles, room), singles, room), several)
+    return AloneOrSeveral(raised(fit(singles, room), singles, room), several)
 
 
 def _around(footprint: Footprint, room: int) -> dict[int, int]:
@@ -198,16 +191,16 @@ def _around(footprint: Footprint, room: int) -> dict[int, int]:
     needed = {1: footprint.alone_at_most(), 2: footprint.device_bytes(2)}
     while needed[counts[-1]] <= room and counts[-1] < _MOST_SEQUENCES:
         counts.append(counts[-1] * _GROWTH)
-        needed[counts[-1]] = footprint.device_bytes(counts[-1], limit=int(_BEYOND * room))
+        needed[counts[-1]] = footprint.device_bytes(counts[-1], limit=int(BEYOND * room))
     if needed[counts[-1]] > room and len(counts) > 1:
         low, high = counts[-2:]
         share = (room - needed[low]) / (needed[high] - needed[low])
         most = min(high - 1, low + int(share * (high - low)))
         for count in {most, (low + most) // 2} - set(counts):
-            needed[count] = footprint.device_bytes(count, limit=int(_BEYOND * room))
+            needed[count] = footprint.device_bytes(count, limit=int(BEYOND * room))
     elif len(counts) == 1:
         needed[3] = footprint.device_bytes(3)
-    return {count: size for count, size in needed.items() if count <= 3 or size <= _BEYOND * room}
+    return {count: size for count, size in needed.items() if count <= 3 or size <= BEYOND * room}
 
 
 def _seconds_of(request: Request, lines: dict[Shape, Footprint], points: dict[Shape, int]) -> Cost:
@@ -228,93 +221,3 @@ def _speed(request: Request, line: Footprint) -> StepSpeed:
     option = Option(request, settings, Sampler(request), rates_of(request.where, request.host_cores))
     option.trace()
     return option.speed
-
-
-def fit(points: dict[Shape, Any], limit: float) -> LargestOf:
-    """The largest of as few polynomials as describe these amounts well. What is beyond the limit counts little."""
-    shapes, amounts = np.array(list(points), np.float64), np.array(list(points.values()), np.float64)
-    terms = _terms(shapes)
-    weights = np.minimum(1.0, limit / amounts) ** 2 / amounts
-    best: tuple[float, FloatArray] | None = None
-    for pieces in range(1, _MOST_PIECES + 1):
-        found = _largest(terms, amounts, weights, pieces)
-        error = _spread(terms, found, amounts, limit)
-        if best is None or error < _WORTH * best[0]:
-            best = error, found
-        if best[0] <= _GOOD_ERROR:
-            break
-    assert best is not None
-    names = [field.name for field in fields(ShapeCost)]
-    return LargestOf(tuple(ShapeCost(**dict(zip(names, map(float, row), strict=False))) for row in best[1]))
-
-
-def _raised(cost: LargestOf, points: dict[Shape, int], limit: float) -> LargestOf:
-    """The cost times what it takes not to understate these: not at all near the limit, where it decides, and little below it."""
-    within = {shape: needed for shape, needed in points.items() if needed <= _BEYOND * limit} or points
-    allowed = {shape: 1.0 if needed >= _NEAR * limit else 1 - MOST_UNDERSTATED for shape, needed in within.items()}
-    factor = max(allowed[shape] * needed / float(cost(*shape)) for shape, needed in within.items())
-    return LargestOf(tuple(ShapeCost(**{name: factor * value for name, value in asdict(each).items()}) for each in cost.costs))
-
-
-def _terms(shapes: FloatArray) -> FloatArray:
-    """What each coefficient of `ShapeCost` is multiplied with, in the order of its fields."""
-    count, length, *targets = shapes.T
-    several = count if len(set(count)) > 1 else 0 * count  # one count: no different from what is fixed
-    columns = [np.ones(len(count)), several, count * length, count * _square(length)]
-    for target in targets:
-        columns += [count * target, count * _square(target), count * length * target]
-    return np.stack(columns, axis=1)
-
-
-def _square(lengths: FloatArray) -> FloatArray:
-    """Two lengths do not tell a square from a line, and between them the line is above."""
-    return lengths**2 if len(set(lengths)) > 2 else 0 * lengths
-
-
-def _largest(terms: FloatArray, amounts: FloatArray, weights: FloatArray, pieces: int) -> FloatArray:
-    """Coefficients of each piece: every piece is fitted to the shapes at which it is the largest, over and over."""
-    groups = np.argsort(np.argsort(amounts, kind="stable")) * pieces // len(amounts)
-    best, least = None, np.inf
-    for _round in range(_ROUNDS):
-        found = np.stack([_not_negative(terms, amounts, weights * (groups == group)) for group in np.unique(groups)])
-        stated = terms @ found.T
-        error = float((((stated.max(axis=1) - amounts) * weights) ** 2).sum())
-        if error < least:
-            best, least = found, error
-        before, groups = groups, stated.argmax(axis=1)
-        if (before == groups).all():
-            break
-    assert best is not None
-    return best
-
-
-def _not_negative(terms: FloatArray, amounts: FloatArray, weights: FloatArray) -> FloatArray:
-    """Least squares without negative coefficients (Lawson and Hanson, Solving Least Squares Problems, chapter 23)."""
-    scale = np.maximum((terms * weights[:, None]).max(axis=0), np.finfo(float).tiny)
-    left, right = terms * weights[:, None] / scale, amounts * weights
-    found = np.zeros(len(scale))
-    used = np.zeros(len(scale), np.bool_)
-    for _round in range(_ROUNDS * len(scale)):
-        pull = np.where(used, -np.inf, left.T @ (right - left @ found))
-        if pull.max() <= _NO_PULL * np.abs(right).max():
-            break
-        used[pull.argmax()] = True
-        while True:
-            wanted = np.zeros(len(scale))
-            wanted[used] = np.linalg.lstsq(left[:, used], right, rcond=None)[0]
-            if (wanted[used] > 0).all():
-                break
-            # As far towards it as none becomes negative; whoever reaches zero is out.
-            falling = used & (wanted <= 0)
-            share = (found[falling] / np.maximum(found[falling] - wanted[falling], np.finfo(float).tiny)).min()
-            found = found + share * (wanted - found)
-            used &= found > _NO_PULL
-        found = wanted
-    return np.asarray(found / scale, np.float64)
-
-
-def _spread(terms: FloatArray, found: FloatArray, amounts: FloatArray, limit: float) -> float:
-    """Between the most overstated and the most understated of what matters."""
-    ratios = (terms @ found.T).max(axis=1) / amounts
-    within = ratios[amounts <= _BEYOND * limit] if (amounts <= _BEYOND * limit).any() else ratios
-    return float(within.max() / within.min() - 1)

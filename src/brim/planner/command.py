@@ -7,6 +7,7 @@ import shlex
 from typing import Any
 
 from brim.machine.records import GPU
+from brim.records import Measurement
 from brim.workload.lengths import Lengths
 from brim.workload.resolve import Model
 
@@ -52,4 +53,6 @@ def _said(value: Any) -> str:
         return value.name
     if isinstance(value, Lengths):
         return value.source or "FILE"
+    if isinstance(value, Measurement):
+        return "FILE"
     return os.fspath(value) if isinstance(value, os.PathLike) else str(value)

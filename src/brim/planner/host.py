@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from brim.locale import _
-from brim.sizes import GIB, MIB, format_bytes
+from brim.machine.loading import PINNED_FACTOR, PREFETCH, WORKER_BYTES, WORKERS_PER_CORE, reserve_bytes
+from brim.sizes import GIB, format_bytes
 
 PROCESS_BYTES = 9 * GIB // 4
 """What a training process holds on the host. torch with a live CUDA context: 2,056,600 kB on an RTX 3090 (pytorch#113326), ~2 GB also for
@@ -25,27 +26,11 @@ another framework (tensorflow#36459), 1.3-1.6 GB on T4 (traceml#401); transforme
 CPU_PROCESS_BYTES = 3 * GIB // 4
 """The same without CUDA: 564 MiB resident with a loader running, measured, and room for oneDNN's buffers."""
 
-WORKER_BYTES = 512 * MIB
-"""One DataLoader worker. A fresh process (spawn; forkserver, the default on Linux since Python 3.14) that has imported what the dataset
-needs: 442 MiB measured, 0.4 GiB in metatrain#1229, and room for a tokenizer. A forked one starts at 28 MiB and grows towards the same, as
-reading Python objects copies their pages (pytorch#13246)."""
-
-RESERVE_BYTES = GIB
-RESERVE_SHARE = 20
-"""Kept free: 1 GiB, or a twentieth of what is available where that is more. A choice: the desktop, the page cache, a checkpoint on its way
-to disk."""
-
 MOST_WORKERS = 4
 """For each rank. Where workers fill a bounded queue (M/M/1/K) and the step may wait 2 % of its time, 4 hide a loader that needs twice
 the time of a step, and 2 one that keeps pace with it. A few measured steps say more than any rule."""
 
 UNKNOWN_HOST_WORKERS = 2
-WORKERS_PER_CORE = 2
-PREFETCH = 2
-"""torch's default: one batch waits while the next is made."""
-
-PINNED_FACTOR = 2
-"""torch's pinned allocator rounds every tensor up to a power of two (pytorch#95823): less than twice its bytes."""
 
 
 @dataclass(frozen=True)
@@ -158,11 +143,6 @@ def host_side(
         assumptions=_assumptions(available_bytes, cores),
         warnings=_warnings(budget),
     )
-
-
-def reserve_bytes(available_bytes: int) -> int:
-    """What stays free of the host's memory, whatever is planned."""
-    return max(RESERVE_BYTES, available_bytes // RESERVE_SHARE)
 
 
 def offload_fits(host_bytes_needed: int, available_bytes: int | None, ranks: int) -> bool:

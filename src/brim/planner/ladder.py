@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from brim.planner.option import Option, Sampler, rates_of
+from brim.planner.option import Option, Sampler
+from brim.planner.rates import rates_of
 from brim.planner.search import host_allows, too_large
 from brim.planner.space import structures_of
 

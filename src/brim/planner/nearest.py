@@ -17,7 +17,8 @@ from brim.memory.ahead import trace_ahead
 from brim.memory.where import find_where
 from brim.planner.command import flags_of
 from brim.planner.ladder import rungs
-from brim.planner.option import Option, Sampler, rates_of
+from brim.planner.option import Option, Sampler
+from brim.planner.rates import rates_of
 from brim.planner.request import Request, make_request
 from brim.planner.search import Found, Pick, too_large
 from brim.planner.space import structures_of
@@ -72,18 +73,18 @@ def nearest_that_fit(request: Request) -> list[Candidate]:
 
 def missing_bytes(request: Request) -> int:
     """How much more memory the smallest configuration of the request needs, margin included; 0 where it fits."""
-    return max(0, _least(request)[0] - request.room_bytes)
+    return max(0, _least(request)[0])
 
 
 def _least(request: Request) -> tuple[int, Settings]:
-    """Bytes of the smallest configuration, and which it is."""
+    """Bytes that the smallest configuration lacks, and which it is."""
     options = [Option(request, settings, *_beside(request)) for settings in _smallest(request)]
     trace_ahead([pair for option in options if (pair := option.wanted(request.cuts[0])) is not None])
     found: list[tuple[int, Settings]] = []
     failure: BrimError | None = None
     for option in options:
         try:
-            found.append((option.device_bytes(request.cuts[0]), option.settings))
+            found.append((option.device_bytes(request.cuts[0]) - option.room_bytes, option.settings))
         except BrimError as error:
             failure = error  # a model without this attention
         option.keep()
@@ -133,7 +134,7 @@ def _candidate(change: Change, pick: Pick) -> Candidate:
         needed=format_bytes(pick.option.device_bytes(pick.cut)),
         limit=format_bytes(request.where.limit_bytes),
         micro=pick.cut.micro_batch,
-        margin=format_bytes(request.margin.bytes),
+        margin=format_bytes(pick.option.margin.bytes),
     )
     settings = dict(change.settings)
     if "micro_batch" in settings:
@@ -165,8 +166,7 @@ def _unpinned(request: Request) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _other_terms(request: Request) -> Iterator[Change]:
-    needed, smallest = _least(request)
-    missing = needed - request.room_bytes
+    missing, smallest = _least(request)
     yield from _chunked(request, missing)
     yield from _shorter(request, smallest)
     yield from _other_recipe(request, missing)
@@ -321,4 +321,8 @@ def _changed(request: Request, settings: dict[str, Any], because: str, *, where:
         cache=request.question.cache,
         **{**pinned, **inside},
     )
-    return Change(settings, replace(made, effective_because=request.effective_because, shm_bytes=request.shm_bytes), because)
+    kept: dict[str, Any] = {"effective_because": request.effective_because, "shm_bytes": request.shm_bytes}
+    if where is None and request.measured is not None:
+        # A probe speaks for its own device only.
+        kept |= {"measured": request.measured, "margin": request.margin, "unmeasured_margin": request.unmeasured_margin}
+    return Change(settings, replace(made, **kept), because)

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from brim.memory.footprint import Footprint
+from brim.planner.measured import scaled
 from brim.planner.padding import sorted_slices
-from brim.planner.request import Request
+from brim.planner.rates import with_emulated_bf16
+from brim.planner.request import Margin, Request
 from brim.speed.communication import traffic
-from brim.speed.rates import Rates, rates_of_cpu, rates_of_gpu
 from brim.speed.roofline import Roofline
 from brim.speed.step import StepSpeed
 from brim.step.cuts import Cut
 
 if TYPE_CHECKING:
     from brim.memory.setup import Setup, Target
-    from brim.memory.where import Where
     from brim.records import MemoryPrediction
+    from brim.speed.rates import Rates
     from brim.workload.settings import Settings
 
 Shapes = list[list[list[tuple[int, float]]]]
 _ALONE_SAVES_AT_MOST = 1.25
 """One sequence alone has needed down to 0.8 of what the trace of several says of it; beyond this it is not tried."""
-_EMULATED_SHARE = 0.5
-"""Of the float32 rate. Chosen: every operand is cast there and back."""
 _TRAINED_BYTES = {"bf16": 2, "fp16": 2}
 
 
@@ -57,23 +57,6 @@ class Sampler:
         return self._shapes[cut]
 
 
-def rates_of(where: Where, cores: float | None = None) -> Rates:
-    """What the device does in a second."""
-    if where.gpu is not None:
-        return rates_of_gpu(where.gpu)
-    from brim.machine.host import host
-
-    return rates_of_cpu(cores or host().cores)
-
-
-def _with_emulated_bf16(rates: Rates, where: Where, settings: Settings) -> Rates:
-    """A card without bfloat16 computes it in float32, and casts on the way."""
-    gpu = where.gpu
-    if gpu is None or gpu.bf16 or gpu.vendor == "unknown" or not settings.precision.endswith("bf16"):
-        return rates
-    return replace(rates, flops={**rates.flops, "half": _EMULATED_SHARE * rates.flops["fp32"]})
-
-
 class Option:
     """One structure."""
 
@@ -85,7 +68,7 @@ class Option:
         # Gradients of the first micro-batch live through the forward of the second: one micro-batch alone is another structure.
         self._several = self._footprint(accumulation=2)
         self._alone = self._footprint(accumulation=1)
-        self._rates = _with_emulated_bf16(rates, request.where, settings)
+        self._rates = with_emulated_bf16(rates, request.where, settings)
         self._refused: set[Cut] = set()
         self.fitting: int | None = None
         """How many cuts fit, once that is known."""
@@ -99,7 +82,8 @@ class Option:
         self.attention_kernel = footprint.attention_kernel
         self.total_parameters, self.trainable_parameters = facts.total_parameters, facts.trainable_parameters
         moved = traffic(settings, rates, parameters=facts.total_parameters, trainable=facts.trainable_parameters)
-        roofline = Roofline(footprint.work, rates)
+        measured = request.measured
+        roofline = Roofline(footprint.work, rates) if measured is None else measured.roofline(footprint.work, rates)
         self.speed = StepSpeed(roofline, moved, self.gradient_bytes, request.length)
 
     def seconds(self, cut: Cut) -> float:
@@ -118,7 +102,10 @@ class Option:
         """Whether what it needs, and the margin, is there."""
         if cut in self._refused:
             return False
-        room = self.request.room_bytes
+        if self.is_probed:
+            return self.device_bytes(cut) <= self.room_bytes
+        # In the terms of the prediction, which is multiplied by the ratio before it is held against the room.
+        room = int(self.room_bytes / self._ratio)
         size = cut.micro_batch
         if size == 1 and len(self.request.cuts) > 1:
             # Most often the trace of several decides, and saves one of its own.
@@ -136,17 +123,45 @@ class Option:
 
     def surely_fits(self, cut: Cut) -> bool:
         """The same, without a bound: what is shown has been looked at itself."""
-        if self.device_bytes(cut) > self.request.room_bytes:
+        if self.device_bytes(cut) > self.room_bytes:
             self._refused.add(cut)
         return cut not in self._refused
 
     def device_bytes(self, cut: Cut) -> int:
         """What nvidia-smi would show at the peak."""
-        return self._of(cut).device_bytes(cut.micro_batch)
+        measured = self.request.measured
+        if measured is None:
+            return self._of(cut).device_bytes(cut.micro_batch)
+        if not self.is_probed:
+            return math.ceil(self._ratio * self._of(cut).device_bytes(cut.micro_batch))
+        target = self.settings.target_len
+        shape = (cut.micro_batch, self.request.length, *(() if target is None else (target,)))
+        more = self.gradient_bytes if cut.accumulation > 1 else 0
+        return measured.bytes_of(shape, self.room_bytes, self._of(cut).alone_at_most, more)
 
     def prediction(self, cut: Cut) -> MemoryPrediction:
         """Everything about its memory."""
-        return self._of(cut).prediction(cut.micro_batch)
+        found = self._of(cut).prediction(cut.micro_batch)
+        return found if self.request.measured is None else scaled(found, self.device_bytes(cut))
+
+    @cached_property
+    def is_probed(self) -> bool:
+        """Whether a probe has run this very structure."""
+        return self.request.measured is not None and self.request.measured.is_probed(self.settings)
+
+    @property
+    def margin(self) -> Margin:
+        """What stays free: what was not measured itself keeps the margin of a prediction."""
+        return self.request.margin if self.is_probed else self.request.predicted_margin
+
+    @property
+    def room_bytes(self) -> int:
+        """What it may need."""
+        return self.request.where.limit_bytes - self.margin.bytes
+
+    @property
+    def _ratio(self) -> float:
+        return self.request.measured.ratio if self.request.measured is not None else 1.0
 
     def largest_fitting(self, guess: int | None = None) -> int:
         """How many of the cuts that accumulate fit, from the smallest on, found by halving: it never shrinks as the limit grows.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import os
 
     from brim.machine.records import GPU
-    from brim.records import Advice
+    from brim.records import Advice, Measurement
     from brim.workload.lengths import Lengths
 
 _INTEGER_BYTES = 8
@@ -53,6 +53,7 @@ def plan(
     warmup_steps: int | None = None,
     vary: tuple[str, ...] | str = (),
     margin: str | float | None = None,
+    probe: str | os.PathLike[str] | Measurement | None = None,
     apply: bool = False,
     trust_remote_code: bool = False,
     cache: bool = True,
@@ -63,7 +64,8 @@ def plan(
     `settings` are the fields of `brim.Settings`; what is given is pinned, the rest is chosen. Another optimizer, method, precision of the
     weights, or offload are tried only where `vary` names them. `margin` (`"5%"`, `"1GiB"`) stays free of the memory. `data` gives the real
     lengths; without it every sequence has `seq_len` tokens. With `from_batch`, the batch that the recipe was tuned for, the plan says how
-    learning rate, beta2 and warm-up should follow; `apply` puts the learning rate into the configuration.
+    learning rate, beta2 and warm-up should follow; `apply` puts the learning rate into the configuration. `probe` is the result of
+    `brim probe`, or its file: measured bytes and seconds then stand for the models', on the device that was measured.
     """
     began = time.perf_counter()
     request = make_request(
@@ -84,6 +86,7 @@ def plan(
         warmup_steps=warmup_steps,
         vary=vary,
         margin=margin,
+        probe=probe,
         trust_remote_code=trust_remote_code,
         cache=cache,
         **settings,
@@ -175,7 +178,7 @@ def host_of(request: Request, pick: Pick) -> HostSide:
     tokens = pick.cut.micro_batch * (request.length + (request.base.target_len or 0))
     is_cpu = request.where.gpu is None
     held = host_bytes(settings, pick.option.total_parameters)
-    return host_side(
+    side = host_side(
         available_bytes=request.host_bytes,
         cores=request.host_cores,
         ranks=settings.gpus,
@@ -184,6 +187,7 @@ def host_of(request: Request, pick: Pick) -> HostSide:
         held_bytes=held,
         device="cpu" if is_cpu else "cuda",
     )
+    return side if request.measured is None else request.measured.loader(side, settings.gpus)
 
 
 def eval_batch_of(request: Request, pick: Pick) -> int:
@@ -235,6 +239,14 @@ def machine_of(request: Request) -> Machine:
     if where.gpu is not None:
         accelerators = tuple(
             Accelerator(index=index, gpu=where.gpu, total_bytes=where.limit_bytes) for index in range(settings.gpus)
+        )
+    if request.measured is not None:
+        return replace(
+            request.measured.measurement.machine,
+            accelerators=accelerators,
+            nodes=settings.nodes,
+            origin="recorded",
+            notes=where.assumptions,
         )
     return Machine(
         accelerators=accelerators,

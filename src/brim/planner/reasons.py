@@ -33,11 +33,14 @@ def reasons_of(
         return
     yield _why_slices(request, pick)
     yield _why_micro_batch(request, pick)
-    yield _("{needed} predicted and {margin} that stay free are within {limit}. The margin: {because}.").format(
+    text = _("{needed} predicted and {margin} that stay free are within {limit}. The margin: {because}.")
+    if pick.option.is_probed:
+        text = _("{needed} by what was measured and {margin} that stay free are within {limit}. The margin: {because}.")
+    yield text.format(
         needed=format_bytes(memory.peak_device_bytes),
-        margin=format_bytes(request.margin.bytes),
+        margin=format_bytes(pick.option.margin.bytes),
         limit=format_bytes(request.where.limit_bytes),
-        because=request.margin.because,
+        because=pick.option.margin.because,
     )
     yield from _why_choices(request, pick, found)
     yield from host.reasons
@@ -191,8 +194,12 @@ def assumptions_of(request: Request, found: Found) -> Iterator[str]:
         # What the plan chose is no assumption.
         given = replace(question.given, sharding=option.settings.sharding)
         yield from assumptions(given, option.settings, question.where, question.config, obtained)
-    gpu = request.where.gpu
-    if gpu is not None and gpu.bandwidth_bytes_per_second is None:
+    gpu, measured = request.where.gpu, request.measured
+    if measured is not None and option is not None:
+        yield from measured.assumptions(option.settings)
+    if measured is not None and measured.scale is not None:
+        pass  # said with what was measured
+    elif gpu is not None and gpu.bandwidth_bytes_per_second is None:
         yield _("Nothing is known of this card's speed: times are for comparing configurations only.")
     elif gpu is not None:
         yield _(
@@ -207,6 +214,8 @@ def assumptions_of(request: Request, found: Found) -> Iterator[str]:
 
 def warnings_of(request: Request, best: Pick | None) -> Iterator[str]:
     """What runs, and is seldom wanted."""
+    if request.measured is not None:
+        yield from request.measured.warnings()
     settings = best.option.settings if best is not None else request.base
     try:
         yield from check(settings, request.question.config, request.where.gpu)

@@ -13,7 +13,8 @@ from brim.errors import UsageError
 from brim.locale import _
 from brim.machine.catalogue import generic_gpu
 from brim.planner.ladder import rungs
-from brim.planner.option import Option, Sampler, rates_of
+from brim.planner.option import Option, Sampler
+from brim.planner.rates import rates_of
 from brim.planner.request import Request, make_request
 from brim.sizes import format_bytes, format_count
 from brim.step.accumulation import calculate_gradient_accumulation

@@ -11,8 +11,10 @@ from brim.errors import UsageError
 from brim.locale import _
 from brim.memory.estimate import Question
 from brim.memory.where import Where, find_where
+from brim.planner.measured import Measured, measured_of
+from brim.planner.probed import Probe, check_same, read_probe, structure_of, where_probed, with_length
 from brim.planner.space import read_vary
-from brim.sizes import format_bytes, parse_size
+from brim.sizes import format_bytes, parse_part, parse_size
 from brim.step.cuts import Cut, cut, cut_into, cuts
 from brim.workload.lengths import Lengths, fixed_lengths, measure_lengths
 from brim.workload.settings import Settings, read_settings
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     import os
 
     from brim.machine.records import GPU, Host
+    from brim.records import Measurement
     from brim.workload.resolve import Model
 
 DEFAULT_EFFECTIVE_BATCH = 32
@@ -63,6 +66,15 @@ class Request:
     from_batch: int | None = None
     warmup_steps: int | None = None
     assumptions: tuple[str, ...] = ()
+    measured: Measured | None = None
+    """What a probe says of this model on this device."""
+    unmeasured_margin: Margin | None = None
+    """Beside a probe, the margin of structures that it did not run; None: as `margin`."""
+
+    @property
+    def predicted_margin(self) -> Margin:
+        """What stays free beside a prediction."""
+        return max(self.margin, self.unmeasured_margin or self.margin, key=lambda margin: margin.bytes)
 
     @property
     def base(self) -> Settings:
@@ -148,6 +160,7 @@ def make_request(
     warmup_steps: int | None = None,
     vary: tuple[str, ...] | str = (),
     margin: str | float | None = None,
+    probe: Probe | None = None,
     trust_remote_code: bool = False,
     step: Any = None,
     cache: bool = True,
@@ -156,6 +169,10 @@ def make_request(
     """Check and complete what was asked."""
     _check_numbers(effective_batch=effective_batch, samples=samples, from_batch=from_batch, warmup_steps=warmup_steps)
     _check_positive(epochs=epochs, learning_rate=learning_rate, host_cores=host_cores)
+    measurement = read_probe(probe) if probe is not None else None
+    if measurement is not None:
+        settings = with_length(measurement, settings, has_data=data is not None)
+        where = where or where_probed(measurement, gpu, memory, device)
     pinned = {name: value for name, value in settings.items() if value is not None or name == "max_grad_norm"}
     given = read_settings(pinned)
     said_micro, said_accumulation = pinned.pop("micro_batch", None), pinned.pop("accumulation", None)
@@ -200,14 +217,25 @@ def make_request(
             _("{samples} samples: the lengths of the {known} in the data stand for all.").format(samples=samples, known=lengths.n)
         )
     samples = samples or (lengths.n if lengths is not None else None)
-    host, cores, shm = _host(host_memory, host_cores, where)
+    host, cores, shm = _host(host_memory, host_cores, where, measurement)
+    question = replace(question, settings=base)
+    varied = read_vary(tuple(vary.split(",")) if isinstance(vary, str) else tuple(vary or ()))
+    kept_free = _margin(margin, where, base.ranks)
+    measured: dict[str, Any] = {}
+    if measurement is not None:
+        check_same(measurement, question, varied)
+        found = measured_of(measurement, question, structure_of(measurement, base), cores)
+        notes.append(found.note())
+        measured = {"measured": found, "unmeasured_margin": kept_free}
+        if margin is None:
+            kept_free = _probed_margin(measurement, where)
     return Request(
-        question=replace(question, settings=base),
+        question=question,
         pinned=pinned,
         effective_batch=effective,
         effective_because=because,
-        margin=_margin(margin, where, base.ranks),
-        vary=read_vary(tuple(vary.split(",")) if isinstance(vary, str) else tuple(vary or ())),
+        margin=kept_free,
+        vary=varied,
         micro_batch=said_micro,
         accumulation=said_accumulation,
         data=lengths,
@@ -221,6 +249,7 @@ def make_request(
         from_batch=from_batch,
         warmup_steps=warmup_steps,
         assumptions=tuple(notes),
+        **measured,
     )
 
 
@@ -269,7 +298,7 @@ def _length_of(question: Question, lengths: Lengths) -> tuple[Question, str]:
 
 def _margin(asked: str | float | None, where: Where, ranks: int) -> Margin:
     if asked is not None:
-        margin = _read_margin(asked, where.limit_bytes)
+        margin = parse_part(asked, where.limit_bytes)
         if not 0 <= margin < where.limit_bytes:
             raise UsageError(
                 _("--margin {asked} leaves nothing of {limit}.").format(asked=asked, limit=format_bytes(where.limit_bytes))
@@ -292,33 +321,17 @@ def _margin(asked: str | float | None, where: Where, ranks: int) -> Margin:
     return Margin(int(share * where.limit_bytes), why)
 
 
-def _read_margin(asked: str | float, limit: int) -> int:
-    """Bytes, or a share: `5%`, `0.05`, `1GiB`."""
-    if isinstance(asked, str) and asked.strip().isdigit():
-        raise UsageError(_("--margin {asked} has no unit; write {asked}MiB or {asked}%.").format(asked=asked.strip()))
-    try:
-        if isinstance(asked, str) and asked.strip().endswith("%"):
-            return int(float(asked.strip()[:-1]) / 100 * limit)
-        if isinstance(asked, float) or (isinstance(asked, str) and _is_share(asked)):
-            return int(float(asked) * limit)
-        return parse_size(asked)
-    except (ValueError, OverflowError) as error:
-        text = _("--margin {asked!r} is not possible; write 1GiB or 5%.")
-        raise UsageError(text.format(asked=asked)) from error
+def _probed_margin(measurement: Measurement, where: Where) -> Margin:
+    return Margin(min(measurement.margin_bytes, where.limit_bytes - 1), _("as much as the probe kept free in every trial"))
 
 
-def _is_share(text: str) -> bool:
-    try:
-        return 0 <= float(text) < 1
-    except ValueError:
-        return False
-
-
-def _host(memory: int | str | None, cores: float | None, where: Where) -> tuple[int | None, float | None, int | None]:
-    """Available bytes, cores and /dev/shm: as said, else of this machine if the device is in it."""
+def _host(
+    memory: int | str | None, cores: float | None, where: Where, measurement: Measurement | None
+) -> tuple[int | None, float | None, int | None]:
+    """Available bytes, cores and /dev/shm: as said, else of the machine that was probed, or of this one if the device is in it."""
     here: Host | None = None
     if memory is None or cores is None:
-        here = _own_host(where)
+        here = (measurement.machine.host if measurement is not None else None) or _own_host(where)
     available = parse_size(memory) if memory is not None else here.available_bytes if here is not None else None
     return available, cores or (here.cores if here is not None else None), here.shm_free_bytes if here is not None else None
 

@@ -14,7 +14,8 @@ from brim.errors import BrimError
 from brim.locale import _
 from brim.memory.ahead import trace_ahead
 from brim.planner.host import offload_fits
-from brim.planner.option import Option, Sampler, rates_of
+from brim.planner.option import Option, Sampler
+from brim.planner.rates import rates_of
 from brim.planner.space import structures_of
 from brim.step.cuts import Cut
 from brim.workload.resolve import Model
@@ -168,6 +169,8 @@ def too_large(request: Request, settings: Settings) -> str:
     model = request.question.model
     if not isinstance(model, Model) or model.config is None:
         return ""
+    if request.measured is not None and request.measured.is_probed(settings):
+        return ""  # what ran is known to
     parameters = model.parameters()
     if not host_allows(request, settings):
         return _("the host has no room for what would be offloaded")

@@ -19,8 +19,9 @@ from brim.planner.answers import Solution, Solved, SolveRow
 from brim.planner.command import command_of
 from brim.planner.ladder import ladder
 from brim.planner.nearest import missing_bytes
-from brim.planner.option import Option, Sampler, rates_of
+from brim.planner.option import Option, Sampler
 from brim.planner.plan import speed_of
+from brim.planner.rates import rates_of
 from brim.planner.request import Request, make_request
 from brim.planner.search import Pick
 from brim.sizes import format_bytes
@@ -74,6 +75,9 @@ def solve(
         text = _("--solve {what!r} is not possible; one of: {words}.")
         raise UsageError(text.format(what=what, words=", ".join(known)))
     _check(model, known[what], price)
+    if what in {"gpu", "model"} and asked.get("probe") is not None:
+        text = _("--probe measured one model on one device, and --solve {what} looks for another.")
+        raise UsageError(text.format(what=what), hint=_("Leave --probe out."))
     found = _find(model, known[what], price, asked)
     return Solution(
         what=known[what],
@@ -254,7 +258,7 @@ def _why_no_more(option: Option, size: int, most: int) -> str:
         return _("{size}: more was not tried.").format(size=size)
     needed = option.device_bytes(Cut(size + 1, option.request.cuts[0].accumulation, ()))
     return _("{next} would need {needed}, and {room} is there beside the margin.").format(
-        next=size + 1, needed=format_bytes(needed), room=format_bytes(option.request.room_bytes)
+        next=size + 1, needed=format_bytes(needed), room=format_bytes(option.room_bytes)
     )
 
 
@@ -305,7 +309,8 @@ class _Lengths:
         self._options: dict[tuple[Settings, int], Option] = {}
         found = longest_position(self._first.question.config or {})
         self.positions = found[0] if found is not None else None
-        self.most = min(LONGEST_SEQUENCE, self.positions or LONGEST_SEQUENCE)
+        self.probed = self._first.measured.length if self._first.measured is not None else LONGEST_SEQUENCE
+        self.most = min(LONGEST_SEQUENCE, self.positions or LONGEST_SEQUENCE, self.probed)
 
     def request(self, length: int) -> Request:
         length = min(length, self.most)
@@ -333,13 +338,15 @@ class _Lengths:
     def why_no_longer(self, settings: Settings, length: int) -> str:
         if length == self.positions:
             return _("{length}: the model's positions end there, and memory would allow it.").format(length=length)
+        if length == self.probed:
+            return _("{length}: no longer sequences were probed.").format(length=length)
         if length >= self.most - self.most % _MULTIPLE:
             return _("{length}: more was not tried.").format(length=length)
         longer = 2 * length if length < _MULTIPLE else length + _MULTIPLE
         return _("{next} tokens would need {needed}, and {room} is there beside the margin.").format(
             next=longer,
             needed=format_bytes(self.needed(settings, longer)),
-            room=format_bytes(self.request(longer).room_bytes),
+            room=format_bytes(self._option(settings, longer).room_bytes),
         )
 
     def _option(self, settings: Settings, length: int) -> Option:

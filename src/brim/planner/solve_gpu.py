@@ -14,8 +14,9 @@ from brim.locale import _
 from brim.machine.catalogue import gpus
 from brim.planner.command import command_of
 from brim.planner.ladder import options, rungs
-from brim.planner.option import Option, Sampler, rates_of
+from brim.planner.option import Option, Sampler
 from brim.planner.prices import read_prices
+from brim.planner.rates import rates_of
 from brim.planner.request import Request, make_request
 from brim.planner.search import Pick, too_large
 from brim.planner.solve import Found, bare_row, kind_of, row_of

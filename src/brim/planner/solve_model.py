@@ -14,7 +14,8 @@ from brim.locale import _, sentences
 from brim.memory.ahead import trace_ahead
 from brim.planner.command import command_of
 from brim.planner.ladder import rungs
-from brim.planner.option import Option, Sampler, rates_of
+from brim.planner.option import Option, Sampler
+from brim.planner.rates import rates_of
 from brim.planner.request import Request, make_request
 from brim.planner.search import too_large
 from brim.planner.solve import Found, bare_row

@@ -115,6 +115,11 @@ def _hint() -> str:
 
 
 def _check(what: Swept, asked: dict[str, Any]) -> None:
+    if what == "gpu" and asked.get("probe") is not None:
+        raise UsageError(
+            _("--probe measured one device, and --sweep gpu: compares others."),
+            hint=_("Leave --probe out, or sweep micro-batches."),
+        )
     swept = {"micro-batch": ("micro_batch",), "seq-len": ("seq_len",), "gpu": ("gpu", "memory", "device")}[what]
     for name in swept:
         if asked.get(name) is not None:
@@ -178,8 +183,8 @@ def _row(request: Request, pick: Pick, value: str) -> SweepRow:
         limit_bytes=limit,
         share=share,
         verdict=verdict_of(share),
-        reason=_why(request, needed),
-        keeps_margin=needed <= request.room_bytes,
+        reason=_why(request, pick, needed),
+        keeps_margin=needed <= pick.option.room_bytes,
         steps_per_epoch=request.steps_per_epoch,
         step_seconds=speed.step_seconds if fits else None,
         epoch_seconds=speed.epoch_seconds if fits else None,
@@ -187,7 +192,7 @@ def _row(request: Request, pick: Pick, value: str) -> SweepRow:
     )
 
 
-def _why(request: Request, needed: int) -> str:
+def _why(request: Request, pick: Pick, needed: int) -> str:
     limit = request.where.limit_bytes
     share = needed / limit
     said = {"share": share, "limit": format_bytes(limit), "missing": format_bytes(max(0, needed - limit))}
@@ -200,8 +205,8 @@ def _why(request: Request, needed: int) -> str:
         "does-not-fit": _("{share:.1%} of {limit}: {missing} too much."),
     }
     text = texts[verdict_of(share)].format(**said)
-    if request.room_bytes < needed <= limit:
-        margin = _("It breaks the margin of {margin} that a plan keeps.").format(margin=format_bytes(request.margin.bytes))
+    if pick.option.room_bytes < needed <= limit:
+        margin = _("It breaks the margin of {margin} that a plan keeps.").format(margin=format_bytes(pick.option.margin.bytes))
         return sentences(text, margin)
     return text
 

@@ -36,6 +36,8 @@ class Trial:
     peak_reserved_bytes: Bytes | None = None
     peak_device_bytes: Bytes | None = None
     """What counts against the limit. On the CPU, as the two above, all that the process took beyond its footprint after imports."""
+    one_sequence_bytes: Bytes | None = None
+    """The same after the trial's first step, which had one of the longest sequences: with the peak, a line."""
     step_seconds: Seconds | None = None
     """One optimizer step at the effective batch, synchronised and after warm-up: its micro-batches and the update."""
     micro_batch_seconds: Seconds | None = None

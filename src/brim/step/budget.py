@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ import numpy.typing as npt
 from brim.errors import UsageError
 from brim.locale import _
 from brim.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from brim.records import Measurement
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -83,6 +86,17 @@ class Budget:
     def sequences(cls, limit: int, *, fixed_tokens: float = FIXED_TOKENS) -> Self:
         """At most `limit` sequences in a micro-batch, as a fixed micro-batch size has it."""
         return cls(ShapeCost(per_sequence=1.0), limit, ShapeCost(fixed=fixed_tokens, per_token=1.0, per_target=1.0), "sequences")
+
+    @staticmethod
+    def measured(measurement: Measurement, *, margin: int | None = None) -> Budget:
+        """What a probe has measured: its limit, less the margin; bytes and seconds by the shapes that ran there.
+
+        `margin` are bytes that stay free of the limit; None: as many as in the probe. Shapes that a trial ran are allowed, shapes beyond a
+        trial that failed are not, and the rest is decided by a polynomial that understates no shape that ran.
+        """
+        from brim.step.measured import measured_budget
+
+        return measured_budget(measurement, margin_bytes=margin)
 
     def with_limit(self, limit: float) -> Budget:
         """The same costs under another limit."""

@@ -19,7 +19,7 @@ from brim.memory.tracing.quantized import BITS, follow_peft, prepare, quantize
 from brim.workload.resolve import untie_output
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from brim.memory.setup import Setup
 
@@ -29,15 +29,23 @@ HALVES = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 """What autocast casts to."""
 
 
-def build_model(setup: Setup, device: str = "meta", backend: str = "cuda") -> nn.Module:
-    """The model of the task, prepared as it would be for training."""
-    with torch.device(device), refusals():
+def build_model(
+    setup: Setup, device: str = "meta", backend: str = "cuda", quantizer: Callable[..., None] | None = None
+) -> nn.Module:
+    """The model of the task, prepared as it would be for training.
+
+    `quantizer(model, bits, dtype, device)` quantises for real, from the host's memory; without one, stand-ins take the layers' places.
+    """
+    with torch.device("cpu" if quantizer is not None else device), refusals():
         model = _from_config(setup)
     model.train()
     if setup.attention == "flash2":
         use_flash2(model, compute_dtype(setup))
     if setup.method in BITS:
-        quantize(model, BITS[setup.method], compute_dtype(setup), backend)
+        if quantizer is not None:
+            quantizer(model, BITS[setup.method], compute_dtype(setup), device)
+        else:
+            quantize(model, BITS[setup.method], compute_dtype(setup), backend)
         if setup.prepared:
             prepare(model)
     with refusals():

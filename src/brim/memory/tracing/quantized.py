@@ -162,7 +162,13 @@ def _quantised_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def quantize(model: Any, bits: Bits, compute_dtype: torch.dtype, backend: str) -> None:
-    """Replace the linear layers that transformers would give to bitsandbytes: all but the head and what is tied to it or kept in float32.
+    """Put stand-ins in the place of the layers that bitsandbytes would quantise."""
+    for name, module in quantized_layers(model):
+        model.set_submodule(name, QuantizedLinear(module, bits, compute_dtype, backend))
+
+
+def quantized_layers(model: Any) -> list[tuple[str, Any]]:
+    """The linear layers that transformers would give to bitsandbytes: all but the head and what is tied to it or kept in float32.
 
     A classifier's head trains with the adapters, so it must be left out by hand (`llm_int8_skip_modules`), or peft fails.
     """
@@ -171,9 +177,11 @@ def quantize(model: Any, bits: Bits, compute_dtype: torch.dtype, backend: str) -
     from transformers.quantizers.quantizers_utils import should_convert_module
 
     kept = [*get_keys_to_not_convert(model), *(getattr(model, "_keep_in_fp32_modules", None) or ()), *_HEADS]
-    for name, module in list(model.named_modules()):
-        if (type(module) is nn.Linear or isinstance(module, Conv1D)) and should_convert_module(name, kept):
-            model.set_submodule(name, QuantizedLinear(module, bits, compute_dtype, backend))
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if (type(module) is nn.Linear or isinstance(module, Conv1D)) and should_convert_module(name, kept)
+    ]
 
 
 def prepare(model: nn.Module) -> None:

@@ -1,0 +1,135 @@
+"""A probe on the terminal: a pure view of the record."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from brim.cli._output import Column, bar, grid, line_width, show, table
+from brim.locale import _
+from brim.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from brim.records import Measurement, Proven, Trial
+
+_WIDEST_BAR, _NARROWEST_BAR, _BESIDE_A_BAR = 24, 8, 60
+
+
+def show_probe(found: Measurement) -> None:
+    """The whole answer."""
+    show(_headline(found), "")
+    show(_trials(found), "")
+    show(grid(_facts(found), indent=0))
+    if len(_curve(found)) > 1:
+        show("", _("Throughput at the longest sequences"), _curve_table(found))
+    if found.loader is not None:
+        show("", _("Loader"), *(f"  - {text}" for text in found.loader.reasons))
+    for text in found.warnings:
+        show("", _("Warning: {text}").format(text=text))
+    show("", _("Assumed"), *(f"  - {text}" for text in found.assumptions))
+    show("", _("{count} trials in {seconds:.1f} s.").format(count=len(found.trials), seconds=found.elapsed_seconds))
+
+
+def _headline(found: Measurement) -> str:
+    workload, settings = found.workload, found.settings
+    shape = str(workload.max_length) + (f" -> {workload.target_length}" if workload.target_length is not None else "")
+    words = [workload.model, workload.method if workload.lora_rank is None else f"{workload.method} r={workload.lora_rank}"]
+    if settings is not None:
+        words += [settings.precision, settings.optimizer]
+        if settings.checkpointing != "none":
+            words.append(_("checkpointing {word}").format(word=settings.checkpointing))
+    words.append(_("{shape} tokens").format(shape=shape))
+    if workload.effective_batch > 1:
+        words.append(_("effective batch {count}").format(count=workload.effective_batch))
+    where = found.machine.accelerators[0].gpu.label if found.machine.accelerators else _("the CPU")
+    return _("{what}, on {where}").format(what=", ".join(words), where=where)
+
+
+def _trials(found: Measurement) -> Table:
+    columns = (
+        Column(_("Micro-batch"), right=True),
+        Column(_("Verdict")),
+        Column(_("Peak"), right=True),
+        Column(_("of the limit"), rank=2),
+        Column(_("Step"), right=True, rank=1),
+        Column(_("tokens/s"), right=True),
+    )
+    return table(columns, [_row(trial, found.limit_bytes) for trial in found.trials])
+
+
+def _row(trial: Trial, limit_bytes: int | None) -> tuple[str, ...]:
+    verdict = trial.verdict if trial.phase is None else f"{trial.verdict} ({trial.phase})"
+    peak = trial.peak_device_bytes
+    width = max(_NARROWEST_BAR, min(_WIDEST_BAR, line_width() - _BESIDE_A_BAR))
+    ran = trial.step_seconds is not None
+    return (
+        str(trial.micro_batch),
+        verdict,
+        format_bytes(peak) if peak is not None and ran else "-",
+        bar(peak / limit_bytes, width=width) if peak is not None and limit_bytes and ran else "",
+        f"{trial.step_seconds:.2f} s" if trial.step_seconds is not None else "-",
+        f"{trial.tokens_per_second:,.0f}" if trial.tokens_per_second is not None else "-",
+    )
+
+
+def _facts(found: Measurement) -> list[tuple[str, str]]:
+    rows = []
+    if found.largest is not None:
+        rows.append((_("Largest"), _proven(found.largest)))
+    if found.fastest is not None:
+        rows.append((_("Fastest"), _proven(found.fastest)))
+    if found.limit_bytes is not None:
+        text = _("{limit}, of which {margin} stays free in every trial")
+        rows.append((_("Limit"), text.format(limit=format_bytes(found.limit_bytes), margin=format_bytes(found.margin_bytes))))
+    if found.fit is not None:
+        text = _("{base} and {each} for each sequence, as measured")
+        base, each = (format_bytes(round(size)) for size in (found.fit.base_bytes, found.fit.bytes_per_sequence))
+        rows.append((_("Memory"), text.format(base=base, each=each)))
+    if found.versus is not None:
+        text = _("{predicted} predicted for {size}, {measured} measured: {error:+.1%}; it would have said {largest}")
+        rows.append(
+            (
+                _("Prediction"),
+                text.format(
+                    predicted=format_bytes(found.versus.predicted_bytes),
+                    size=found.versus.micro_batch,
+                    measured=format_bytes(found.versus.measured_bytes),
+                    error=found.versus.error,
+                    largest=found.versus.predicted_largest,
+                ),
+            )
+        )
+    if not found.complete:
+        rows.append((_("Not complete"), _("the search ended early; a larger size may run")))
+    return rows
+
+
+def _proven(proven: Proven) -> str:
+    return _("micro-batch {size}: {speed:,.0f} tokens/s, {peak}").format(
+        size=proven.micro_batch, speed=proven.tokens_per_second, peak=format_bytes(proven.peak_bytes)
+    )
+
+
+def _curve(found: Measurement) -> dict[int, float]:
+    """Seconds of a thousand tokens, by size; the fastest run of each."""
+    longest = found.workload.max_length
+    each: dict[int, float] = {}
+    padded = found.workload.padded
+    runs = [
+        *((trial.micro_batch, trial.micro_batch_seconds) for trial in found.trials if trial.verdict == "ok"),
+        *((point.sequences, point.seconds) for point in found.points if point.length == longest and point.padded == padded),
+    ]
+    for size, seconds in runs:
+        if seconds:
+            each[size] = min(each.get(size, seconds), seconds)
+    return {size: 1000 * seconds / (size * longest) for size, seconds in sorted(each.items())}
+
+
+def _curve_table(found: Measurement) -> Table:
+    curve = _curve(found)
+    fastest = min(curve.values())
+    columns = (Column(_("Micro-batch"), right=True), Column(_("tokens/s, without the update"), right=True), Column("", rank=1))
+    return table(
+        columns, [(str(size), f"{1000 / each:,.0f}", bar(fastest / each, width=_WIDEST_BAR)) for size, each in curve.items()]
+    )

@@ -1,0 +1,62 @@
+"""What the memory model says before anything runs: where to look, and later how far it was off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from brim.errors import BrimError
+from brim.memory.footprint import Footprint
+from brim.prober.search import Aim, predicted_largest
+
+if TYPE_CHECKING:
+    from brim.memory.estimate import Question
+    from brim.records import MemoryPrediction
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Bytes of every size."""
+
+    alone: Footprint
+    among_others: Footprint
+    """Where gradients of other micro-batches live through forward."""
+    accumulates: Callable[[int], bool]
+
+    @classmethod
+    def of(cls, question: Question, accumulates: Callable[[int], bool]) -> Prediction | None:
+        """None where the model cannot be traced: then the search does without."""
+        alone, among = (
+            Footprint(replace(question, settings=replace(question.settings, micro_batch=2, accumulation=count)))
+            for count in (1, 2)
+        )
+        made = cls(alone, among, accumulates)
+        try:
+            made.bytes_of(2)
+        except BrimError:
+            return None
+        except Exception:  # noqa: BLE001 (a trace of somebody's own code may fail in any way; running it is the test)
+            return None
+        return made
+
+    def bytes_of(self, size: int) -> int:
+        """What the device holds at the peak."""
+        return self._of(size).device_bytes(size)
+
+    def whole(self, size: int) -> MemoryPrediction:
+        """As `brim estimate` gives it."""
+        return self._of(size).prediction(size)
+
+    def largest(self, limit_bytes: int, most: int) -> int:
+        """What the prediction alone would call the largest size; 0: nothing fits."""
+        found = predicted_largest(Aim(limit_bytes=limit_bytes, most=most, predicted=self.bytes_of), 1.0) or 0
+        return found if self.bytes_of(max(1, found)) <= limit_bytes else 0
+
+    def keep(self) -> None:
+        """Write down what was traced."""
+        self.alone.keep()
+        self.among_others.keep()
+
+    def _of(self, size: int) -> Footprint:
+        return self.among_others if self.accumulates(size) else self.alone

@@ -1,0 +1,328 @@
+"""A question to the prober, checked and completed before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+import numpy as np
+
+from brim.errors import UnsupportedError, UsageError
+from brim.locale import _
+from brim.memory.compatibility import check, check_module
+from brim.memory.estimate import Question
+from brim.memory.where import Where, find_where
+from brim.prober.promise import Promise
+from brim.prober.search import Aim
+from brim.prober.shapes import Shape, mixed_shapes, survey_shapes
+from brim.records import Objective
+from brim.sizes import format_bytes, parse_part
+from brim.workload.lengths import Lengths, measure_lengths
+from brim.workload.resolve import Model
+from brim.workload.settings import Settings, read_settings
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+    from brim.prober.prediction import Prediction
+    from brim.prober.rows import TokenRows
+    from brim.prober.trainee import Subject
+    from brim.prober.trial import Exam
+
+MOST_SEQUENCES: Final = 4096
+"""In a micro-batch that is tried, where neither the effective batch nor the data says less."""
+TRIAL_SECONDS: Final = 600.0
+MARGINS: Final = {"cpu": 0.005, "cuda": 0.02}
+"""Of the limit, kept free in every trial. The budgeted CPU repeats to 0.2 percent; on a GPU, libraries come late and take some."""
+HEADROOM: Final = {"cpu": 0.02, "cuda": 0.0}
+"""What a process takes beyond the prediction, as a rule: on the CPU the heap around the tensors."""
+
+
+@dataclass(frozen=True)
+class ProbeRequest:
+    """What to probe."""
+
+    question: Question
+    given: dict[str, Any]
+    """The settings as they were given."""
+    device: str
+    """As torch names it."""
+    objective: Objective
+    margin_bytes: int
+    effective_batch: int | None = None
+    accumulation: int = 1
+    start: int | None = None
+    data: Lengths | None = None
+    max_trials: int | None = None
+    time_limit: float | None = None
+    cache: bool = True
+    warnings: tuple[str, ...] = ()
+    total_bytes: int | None = None
+    """Accelerators: the memory of the whole device, of which the limit is a part."""
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.question.name
+
+    @property
+    def where(self) -> Where:
+        """The device as the memory model knows it."""
+        return self.question.where
+
+    @property
+    def settings(self) -> Settings:
+        """With everything filled in."""
+        return self.question.settings
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the limit is one on a process."""
+        return self.device == "cpu"
+
+    @property
+    def budget_bytes(self) -> int:
+        """What a trial may take: the limit without the margin."""
+        return self.where.limit_bytes - self.margin_bytes
+
+    @property
+    def longest(self) -> Shape:
+        """One of the longest sequences."""
+        assert self.settings.seq_len is not None
+        return Shape(1, self.settings.seq_len, self.settings.target_len or 0, self.settings.padded)
+
+    @cached_property
+    def lengths(self) -> Lengths | None:
+        """The data's lengths as the model sees them."""
+        return self.data.cut(self.longest.length, self.settings.target_len) if self.data is not None else None
+
+    @property
+    def most(self) -> int:
+        """The largest size that is of use."""
+        return min([MOST_SEQUENCES, *(count for count in (self.effective_batch, self.data and self.data.n) if count)])
+
+    @property
+    def promise(self) -> Promise:
+        """What a step is."""
+        return Promise(self.effective_batch, self.accumulation, self.longest.length + self.longest.target_length)
+
+    def accumulates(self, size: int) -> bool:
+        """Whether gradients of other micro-batches live through the forward of one of this size."""
+        return self.accumulation > 1 if self.effective_batch is None else size < self.effective_batch
+
+    def aim(self, prediction: Prediction | None) -> Aim:
+        """What the search looks for."""
+        return Aim(
+            limit_bytes=self.budget_bytes,
+            most=self.most,
+            start=min(self.start, self.most) if self.start is not None else None,
+            predicted=prediction.bytes_of if prediction is not None else None,
+            headroom=HEADROOM["cpu" if self.is_cpu else "cuda"],
+        )
+
+    def exam(self, size: int) -> Exam:
+        """What a size must pass."""
+        from brim.prober.trial import Exam
+
+        longest = replace(self.longest, sequences=size)
+        return Exam(
+            longest=longest,
+            masks=(True, False) if self.settings.padded else (False, False),
+            mixed=mixed_shapes(longest, self.lengths),
+            evaluation=replace(longest, sequences=self.settings.eval_batch or size),
+            accumulates=self.accumulates(size),
+            device_share=None if self.total_bytes is None else self.budget_bytes / self.total_bytes,
+            others_bytes=0 if self.total_bytes is None else max(0, self.total_bytes - self.where.limit_bytes),
+        )
+
+    def shapes(self, largest: int) -> tuple[Shape, ...]:
+        """Smaller shapes, for the curve and the cost model."""
+        return survey_shapes(replace(self.longest, sequences=largest), self.lengths)
+
+    @property
+    def wants_curve(self) -> bool:
+        """Whether smaller shapes are of interest: the fastest is asked for, or lengths differ."""
+        return self.objective == "fastest" or self.lengths is not None
+
+    def rows(self) -> TokenRows:
+        """Rows of the data's lengths, as a loader gives them."""
+        from brim.prober.rows import TokenRows
+
+        assert self.lengths is not None
+        config = self.question.config or {}
+        return TokenRows(self.lengths.tokens, self.lengths.target_tokens, int(config.get("vocab_size") or 1000))
+
+    def subject(self) -> Subject:
+        """What is tried."""
+        from brim.prober.trainee import Configured, Factory, Live
+
+        model, settings = self.question.model, self.settings
+        of_module: dict[str, Any] = {
+            "optimizer": settings.optimizer,
+            "precision": settings.precision,
+            "max_grad_norm": settings.max_grad_norm,
+            "step": self.question.step,
+        }
+        if not isinstance(model, Model):
+            return Live(model, **of_module)
+        if model.config is None:
+            return Factory(model.given, **of_module)
+        return Configured(self.question.setup())
+
+    def modules(self) -> tuple[str, ...]:
+        """What a trial needs beside torch: imported once."""
+        config = self.question.config
+        found = [] if config is None else ["transformers", _module_of(str(config.get("model_type")))]
+        if self.settings.method != "full":
+            found.append("peft")
+        if self.settings.method in {"qlora", "lora-8bit"} or self.settings.optimizer.endswith("8bit"):
+            found.append("bitsandbytes")
+        return tuple(found)
+
+
+def _module_of(model_type: str) -> str:
+    """Where transformers keeps this kind of model."""
+    from transformers.models.auto.configuration_auto import model_type_to_module_name
+
+    name = model_type_to_module_name(model_type)
+    return f"transformers.models.{name}.modeling_{name}"
+
+
+def read_request(
+    model: str | os.PathLike[str] | Model | Any,
+    *,
+    settings: dict[str, Any],
+    data: str | os.PathLike[str] | Lengths | None = None,
+    tokenizer: str | None = None,
+    device: Literal["cpu", "cuda"] | None = None,
+    memory: int | str | None = None,
+    gpu_index: int | None = None,
+    effective_batch: int | None = None,
+    objective: Objective = "fastest",
+    margin: str | float | None = None,
+    max_trials: int | None = None,
+    time_limit: float | None = None,
+    step: Callable[..., Any] | None = None,
+    trust_remote_code: bool = False,
+    cache: bool = True,
+) -> ProbeRequest:
+    """Check and complete what was asked."""
+    if objective not in get_args(Objective):
+        raise UsageError(_("objective is {value!r}; write fastest or largest.").format(value=objective))
+    _check_counts(effective_batch=effective_batch, max_trials=max_trials)
+    if time_limit is not None and not time_limit > 0:
+        raise UsageError(_("--time-limit {value} is not possible: it must be above 0 seconds.").format(value=time_limit))
+    given = read_settings({name: value for name, value in settings.items() if value is not None or name == "max_grad_norm"})
+    if effective_batch is not None and given.accumulation > 1:
+        raise UsageError(
+            _("--effective-batch and --accumulation fix the micro-batch, and that is what a probe looks for: give one.")
+        )
+    name, where, total = _find_device(device, memory, gpu_index)
+    question = Question.ask(model, given, where, trust_remote_code=trust_remote_code, step=step, cache=cache)
+    question, lengths = _with_lengths(question, given, data, tokenizer, trust_remote_code)
+    _check_one_process(question.settings)
+    warnings = check(question.settings, question.config, where.gpu)
+    if question.config is None:
+        check_module(question.given, has_step=step is not None)
+    return ProbeRequest(
+        question=question,
+        given=settings,
+        device=name,
+        objective=objective,
+        margin_bytes=_margin(margin, where, is_cpu=name == "cpu"),
+        effective_batch=effective_batch,
+        accumulation=given.accumulation,
+        start=settings.get("micro_batch"),
+        data=lengths,
+        max_trials=max_trials,
+        time_limit=time_limit,
+        cache=cache and question.config is not None,
+        warnings=tuple(warnings),
+        total_bytes=total,
+    )
+
+
+def _find_device(device: str | None, memory: int | str | None, index: int | None) -> tuple[str, Where, int | None]:
+    """The name that torch has for it, what may be taken of it, and how much it has in all."""
+    if device == "cpu":
+        if index is not None:
+            raise UsageError(_("--device cpu and --gpu-index contradict each other."))
+        where = find_where(None, memory, "cpu")
+        assert where is not None
+        return "cpu", where, None
+    from brim.machine.detect import detect
+
+    accelerators = detect().accelerators
+    if not accelerators:
+        raise UsageError(
+            _("A probe runs on what is here, and no GPU is found."),
+            hint=_("Write --device cpu --memory 2GiB; or ask `brim plan` about a GPU elsewhere."),
+        )
+    chosen = next((found for found in accelerators if found.index == (index or 0)), None)
+    if chosen is None:
+        known = ", ".join(str(found.index) for found in accelerators)
+        raise UsageError(_("There is no GPU {index} here; there are: {known}.").format(index=index, known=known))
+    where = find_where(None, memory, "cuda")
+    assert where is not None
+    where = replace(where, gpu=chosen.gpu, limit_bytes=min(where.limit_bytes, chosen.free_bytes or chosen.total_bytes))
+    if memory is None:
+        where = replace(where, limit_bytes=chosen.free_bytes or chosen.total_bytes)
+    return f"{_backend(chosen.gpu.backend)}:{chosen.index}", where, chosen.total_bytes
+
+
+def _backend(name: str) -> str:
+    """As torch calls it: ROCm goes by the name of CUDA."""
+    return "cuda" if name == "rocm" else name
+
+
+def _with_lengths(
+    question: Question, given: Settings, data: str | os.PathLike[str] | Lengths | None, tokenizer: str | None, trust: bool
+) -> tuple[Question, Lengths | None]:
+    """The data's lengths, and the longest of them in the place of what was not said."""
+    if data is None:
+        if tokenizer is not None:
+            raise UsageError(_("--tokenizer counts the tokens of --data, and no --data was given."))
+        return question, None
+    task = question.settings.task or "causal-lm"
+    lengths = (
+        data
+        if isinstance(data, Lengths)
+        else measure_lengths(Path(data), tokenizer=tokenizer, task=task, trust_remote_code=trust)
+    )
+    changed: dict[str, Any] = {}
+    if given.seq_len is None:
+        changed["seq_len"] = min(int(np.max(lengths.tokens)), question.settings.seq_len or 1)
+    if lengths.has_targets and given.target_len is None:
+        usual = question.settings.target_len or question.settings.seq_len or 1
+        changed["target_len"] = min(int(np.max(lengths.target_tokens)), usual)
+    settings = replace(question.settings, **changed)
+    return replace(question, settings=settings, given=replace(question.given, **changed)), lengths
+
+
+def _check_one_process(settings: Settings) -> None:
+    if settings.ranks > 1 or settings.offload != "none" or settings.sharding not in {None, "none"}:
+        raise UnsupportedError(
+            _("A probe runs one process on one device: several GPUs, sharding and offload are not tried yet."),
+            hint=_("`brim plan` predicts them; leave --gpus, --sharding and --offload out to probe one device."),
+        )
+
+
+def _margin(asked: str | float | None, where: Where, *, is_cpu: bool) -> int:
+    if asked is None:
+        return int(MARGINS["cpu" if is_cpu else "cuda"] * where.limit_bytes)
+    margin = parse_part(asked, where.limit_bytes)
+    if not 0 <= margin < where.limit_bytes:
+        raise UsageError(
+            _("--margin {asked} leaves nothing of {limit}.").format(asked=asked, limit=format_bytes(where.limit_bytes))
+        )
+    return margin
+
+
+def _check_counts(**values: object) -> None:
+    for name, value in values.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            text = _("--{name} {value!r} is not possible: it must be a whole number above 0.")
+            raise UsageError(text.format(name=name.replace("_", "-"), value=value))

@@ -1,0 +1,144 @@
+"""The record of a probe, and where finished ones are kept: by model, recipe, data, device and versions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, replace
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, Final
+
+from brim.errors import BrimError
+from brim.locale import _
+from brim.machine.host import cache_folder, host
+from brim.machine.records import Accelerator, Machine
+from brim.records import Measurement
+from brim.version import __version__
+from brim.workload.records import Workload
+from brim.workload.resolve import Model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from brim.prober.request import ProbeRequest
+
+_LIBRARIES: Final = ("torch", "transformers", "peft", "bitsandbytes")
+_THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def record(request: ProbeRequest, **found: Any) -> Measurement:
+    """Everything about one probe."""
+    largest = found.get("largest")
+    settings = request.settings
+    return Measurement(
+        workload=_workload(request),
+        machine=_machine(request),
+        settings=replace(settings, micro_batch=largest.micro_batch if largest is not None else 1),
+        device=request.device,
+        objective=request.objective,
+        limit_bytes=request.where.limit_bytes,
+        margin_bytes=request.margin_bytes,
+        assumptions=tuple(_assumptions(request)),
+        versions=versions(),
+        **{**found, "warnings": (*request.warnings, *found.get("warnings", ()))},
+    )
+
+
+def find(request: ProbeRequest) -> Measurement | None:
+    """What was measured before, if asking again would ask the same."""
+    path = _path(request)
+    if not path.exists():
+        return None
+    try:
+        return Measurement.read(path)
+    except BrimError:  # damaged, or of another brim: measured again
+        return None
+
+
+def keep(request: ProbeRequest, measurement: Measurement) -> None:
+    """For the next time. What cannot be written is not kept."""
+    path = _path(request)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        measurement.write(path)
+    except (OSError, BrimError):
+        return
+
+
+def versions() -> dict[str, str]:
+    """Of all that decides what a trial takes."""
+    found = {"brim": __version__}
+    for name in _LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _path(request: ProbeRequest) -> Path:
+    lengths = request.lengths
+    settings = {name: value for name, value in asdict(request.settings).items() if name != "micro_batch"}
+    question = {
+        "model": dict(request.question.config or {}),
+        "settings": settings,
+        "device": request.device,
+        "gpu": request.where.name,
+        "limit": request.where.limit_bytes if request.total_bytes is None or "memory" in request.given else "all",
+        "margin": request.margin_bytes if request.total_bytes is None else "as asked",
+        "processor": host().processor,
+        "cores": host().cores,
+        "environment": {name: os.environ.get(name) for name in _THREADS},
+        "objective": request.objective,
+        "effective_batch": request.effective_batch,
+        "start": request.start,
+        "trials": (request.max_trials, request.time_limit),
+        "lengths": None
+        if lengths is None
+        else hashlib.sha256(lengths.tokens.tobytes() + lengths.target_tokens.tobytes()).hexdigest(),
+        "versions": versions(),
+    }
+    text = json.dumps(question, sort_keys=True, default=str)
+    return cache_folder() / "probe" / f"{hashlib.sha256(text.encode()).hexdigest()[:40]}.json"
+
+
+def _workload(request: ProbeRequest) -> Workload:
+    settings, lengths, model = request.settings, request.lengths, request.question.model
+    return Workload(
+        model=model.given if isinstance(model, Model) else request.name,
+        task=settings.task or "causal-lm",
+        effective_batch=request.effective_batch or 1,
+        max_length=request.longest.length,
+        target_length=settings.target_len,
+        lengths=lengths.histogram() if lengths is not None else (),
+        samples=lengths.n if lengths is not None else None,
+        padded=settings.padded,
+        method=settings.method,
+        lora_rank=settings.lora_rank,
+        lora_targets=settings.lora_targets,
+        lora_dtype=settings.lora_dtype,
+        base_dtype=settings.base_dtype,
+        freeze=settings.freeze,
+        optimizer=settings.optimizer,
+        loss=settings.loss,
+        max_grad_norm=settings.max_grad_norm,
+    )
+
+
+def _machine(request: ProbeRequest) -> Machine:
+    gpu = request.where.gpu
+    here = () if gpu is None else (Accelerator(index=0, gpu=gpu, total_bytes=request.total_bytes or request.where.limit_bytes),)
+    return Machine(accelerators=here, host=host(), origin="detected")
+
+
+def _assumptions(request: ProbeRequest) -> list[str]:
+    said = list(request.where.assumptions)
+    said.append(_("Weights are fresh ones: memory and time do not depend on their values."))
+    if request.effective_batch is None and request.accumulation == 1:
+        said.append(_("A step is one micro-batch: no --effective-batch was given, so no gradients wait for others."))
+    if request.lengths is None:
+        said.append(_("Every sequence has {length} tokens: no --data was given.").format(length=request.longest.length))
+    elif not request.lengths.exact:
+        said.append(_("The lengths are guessed from characters: give --tokenizer to be sure."))
+    return said

@@ -1,0 +1,199 @@
+"""One trial, one child process: how it ended is a result, whatever it was.
+
+The child is forked from a process that has imported everything and computed nothing, so a trial pays for building its model and no more. On
+the CPU it runs under a hard limit; on an accelerator the allocator's own limit holds the margin back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from brim.locale import _
+from brim.machine.budget import ForkServer
+from brim.machine.device import Device
+from brim.prober.promise import Promise
+from brim.prober.trainee import Subject
+from brim.prober.trial import Exam, Notes, Told, examine, survey, warm_up
+from brim.records import ShapePoint, Trial
+from brim.sizes import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from brim.prober.shapes import Shape
+
+    Watch = Callable[[int, str | None, float], None]
+
+PRELOAD: Final = ("torch", "torch._dynamo", "brim.prober.trial", "brim.prober.trainee")
+_CLIFF: Final = 2.5
+"""Times the seconds per token of a smaller size: memory that the driver quietly takes from the host, and computes with over the bus."""
+_LEAST_SWAPPED: Final = 16 * MIB
+_WATCH_SECONDS: Final = 0.25
+
+
+@dataclass
+class Runner:
+    """Runs trials of one subject on one device."""
+
+    subject: Subject
+    device: str
+    promise: Promise
+    memory_bytes: int | None = None
+    """The CPU's budget, margin off."""
+    preload: tuple[str, ...] = ()
+    trial_seconds: float = 600.0
+    """A trial that takes longer counts as hanging."""
+    watch: Watch | None = None
+    """Called while a trial runs: size, phase, seconds so far."""
+    recorded: Device | None = None
+    """Stands for the device, in tests."""
+    server: ForkServer = field(default_factory=ForkServer)
+    _offset: int = 0
+    """From the peak of what is touched to the peak of what is taken, as the last size that ran had it."""
+    _fastest: float | None = None
+    """Seconds per token of the fastest size so far."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        self.server.close()
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """What the server imports, once."""
+        return (*PRELOAD, *(name for name in self.preload if _is_there(name)))
+
+    def warm(self) -> threading.Thread:
+        """Let the server import while something else is done."""
+
+        def start() -> None:
+            with contextlib.suppress(Exception):  # told by the first trial
+                self.server.run(_nothing, preload=self.modules)
+
+        thread = threading.Thread(target=start, daemon=True)
+        thread.start()
+        return thread
+
+    def run(self, exam: Exam) -> Trial:
+        """One trial."""
+        size, began = exam.longest.sequences, time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="brim-") as folder, self._watching(size, Path(folder) / "notes"):
+            notes = str(Path(folder) / "notes")
+            outcome = self.server.run(
+                examine, self.subject, exam, self.device, notes, self.recorded,
+                memory_bytes=self.memory_bytes, timeout_seconds=self.trial_seconds, preload=self.modules, warm_up=warm_up,
+            )  # fmt: skip
+            phase, steps = Notes.read(notes)
+        base: dict[str, Any] = {
+            "micro_batch": size,
+            "max_length": exam.longest.length,
+            "elapsed_seconds": round(time.monotonic() - began, 3),
+        }
+        if outcome.verdict != "ok":
+            return Trial(verdict=outcome.verdict, phase=phase, steps=steps, message=outcome.message, **base)
+        return self.judge(outcome.value, base)
+
+    def judge(self, told: Told, base: dict[str, Any]) -> Trial:
+        """The verdict on an exam whose process lived to tell."""
+        size = base["micro_batch"]
+        facts: dict[str, Any] = {
+            **base,
+            "steps": told.steps,
+            "peak_allocated_bytes": told.allocated_bytes,
+            "peak_reserved_bytes": told.reserved_bytes,
+            "peak_device_bytes": told.device_bytes,
+            "one_sequence_bytes": told.one_sequence_bytes or None,
+            "allocator_retries": told.retries,
+        }
+        if told.phase is not None:
+            return Trial(verdict="out-of-memory", phase=told.phase, message=told.message, **facts)
+        # The first of the full size still waits for pages and for kernels to be chosen.
+        computing, updating = min(told.micro_batch_seconds[1:] or told.micro_batch_seconds), median(told.update_seconds)
+        promise = self.promise
+        facts |= {
+            "micro_batch_seconds": computing,
+            "update_seconds": updating,
+            "step_seconds": promise.step_seconds(size, computing, updating),
+            "wait_seconds": promise.step_seconds(size, told.wait_seconds, 0.0),
+            "tokens_per_second": promise.tokens_per_second(size, computing, updating),
+        }
+        trouble = self._thrashing(told, size, computing)
+        if trouble:
+            return Trial(verdict="thrashing", message=trouble, **facts)
+        self._offset = told.device_bytes - told.resident_bytes
+        return Trial(verdict="ok", **facts)
+
+    def _thrashing(self, told: Told, size: int, computing: float) -> str:
+        """A size that runs by giving memory back and forth does not fit: it only takes longer to say so."""
+        if told.retries:
+            return _("The allocator had to give cached memory back {count} times to go on.").format(count=told.retries)
+        if told.swapped_bytes > _LEAST_SWAPPED:
+            return _("{size:.0f} MiB of the process went into the host's swap.").format(size=told.swapped_bytes / MIB)
+        each = computing / (size * self.promise.tokens_per_sequence)
+        if not self.device.startswith("cpu") and self._fastest is not None and each > _CLIFF * self._fastest:
+            return _(
+                "A token takes {factor:.1f} times as long as at a smaller size: memory of the host stands in for the device's."
+            ).format(factor=each / self._fastest)
+        self._fastest = min(each, self._fastest or each)
+        return ""
+
+    def survey(self, shapes: tuple[Shape, ...], exam: Exam, passed: Trial) -> tuple[list[ShapePoint], list[float], str]:
+        """Smaller shapes in one further process: their points, the seconds of their updates, and what went wrong, if anything did."""
+        each = (passed.micro_batch_seconds or 0.0) / (passed.micro_batch * passed.max_length)
+        outcome = self.server.run(
+            survey, self.subject, shapes, exam, self.device, each, self.recorded,
+            memory_bytes=self.memory_bytes, timeout_seconds=self.trial_seconds, preload=self.modules, warm_up=warm_up,
+        )  # fmt: skip
+        if outcome.verdict != "ok":
+            return [], [], outcome.message
+        points = [
+            ShapePoint(
+                sequences=point.shape.sequences,
+                length=point.shape.length,
+                target_length=point.shape.target_length,
+                padded=point.shape.padded,
+                peak_bytes=max(0, point.peak_bytes + self._offset),
+                seconds=point.seconds,
+            )
+            for point in outcome.value
+        ]
+        return points, [point.update_seconds for point in outcome.value], ""
+
+    @contextlib.contextmanager
+    def _watching(self, size: int, notes: Path) -> Any:
+        if self.watch is None:
+            yield
+            return
+        watch, over, began = self.watch, threading.Event(), time.monotonic()
+
+        def look() -> None:
+            while not over.wait(_WATCH_SECONDS):
+                watch(size, Notes.read(notes)[0], time.monotonic() - began)
+
+        thread = threading.Thread(target=look, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+def _nothing() -> None:
+    """What the server is asked to do when it shall only import."""
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False

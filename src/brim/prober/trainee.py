@@ -1,0 +1,274 @@
+"""Somebody to train: a model with its optimizer, its precision and its batches, as a trial steps it.
+
+`Subject` says what is tried and travels to the child process; there it builds the `Trainee`. Weights are fresh: memory and time do not
+depend on their values, and nobody's weights are touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import torch
+from torch import nn
+
+from brim.errors import RunError, UnsupportedError, UsageError
+from brim.locale import _
+from brim.machine import child
+from brim.memory.setup import Setup
+from brim.memory.tracing.building import HALVES, build_model, make_batch
+from brim.memory.tracing.measured import PlainLion
+from brim.prober.quantized import quantize
+from brim.prober.shapes import Shape
+from brim.workload.words import Optimizer, Precision
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Subject(Protocol):
+    """What is tried: it travels to the child, and builds itself there."""
+
+    def build(self, device: str) -> Trainee:
+        """On a device of torch."""
+        ...
+
+
+@dataclass
+class Trainee:
+    """A model, ready to be stepped: every part of a step is a call of its own, so that a failure has a phase."""
+
+    model: nn.Module
+    optimizer: Any
+    make_batch: Callable[[Shape], Any]
+    """A batch of this shape, on the device."""
+    loss_of: Callable[[Any], torch.Tensor]
+    device: str
+    precision: Precision = "fp32"
+    max_grad_norm: float | None = 1.0
+    evaluation: Callable[[Any], object] | None = None
+    """What an evaluation does with a batch; None: the same as training, without gradients."""
+
+    def __post_init__(self) -> None:
+        self._scaler: Any = None
+        if self.precision == "amp-fp16":
+            self._scaler = torch.amp.GradScaler(self._kind)
+
+    @property
+    def _kind(self) -> str:
+        return torch.device(self.device).type
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        """The loss."""
+        with self._autocast():
+            loss = self.loss_of(batch)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            raise UsageError(_("The step must return the loss: one number that depends on the parameters."))
+        return loss
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Gradients."""
+        (self._scaler.scale(loss) if self._scaler is not None else loss).backward()
+
+    def update(self) -> None:
+        """Clip, step, and drop the gradients."""
+        if self._scaler is not None:
+            self._scaler.unscale_(self.optimizer)
+        if self.max_grad_norm is not None:
+            trained = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+            nn.utils.clip_grad_norm_(trained, self.max_grad_norm)
+        if self._scaler is not None:
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+        else:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def evaluate(self, batch: Any) -> None:
+        """One step of evaluation, and back to training."""
+        modes = {name: module.training for name, module in self.model.named_modules()}
+        self.model.eval()
+        try:
+            with torch.no_grad(), self._autocast():
+                (self.evaluation or self.loss_of)(batch)
+        finally:
+            for name, module in self.model.named_modules():
+                module.training = modes[name]
+
+    def save(self) -> None:
+        """A checkpoint into nothing: what saving takes of the memory, without the disk."""
+        torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, cast("Any", _Nowhere()))
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        half = HALVES.get(self.precision)
+        return torch.autocast(self._kind, dtype=half) if half is not None else contextlib.nullcontext()
+
+
+class _Nowhere(io.RawIOBase):
+    """Takes everything and keeps nothing."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return memoryview(data).nbytes
+
+
+@dataclass(frozen=True)
+class Configured:
+    """A model of transformers with fresh weights, prepared as it would be for training."""
+
+    setup: Setup
+
+    def build(self, device: str) -> Trainee:
+        """On a device of torch."""
+        torch.manual_seed(0)
+        setup = self.setup
+        if setup.attention == "flash2" and torch.device(device).type != "cuda":
+            raise UnsupportedError(_("flash2 runs on CUDA cards alone, and this is {device}.").format(device=device))
+        model = _quantized(setup, device) if setup.method in {"qlora", "lora-8bit"} else build_model(setup, device=device)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not trained:
+            raise UsageError(_("Nothing trains: every parameter is frozen."))
+        caller: Any = model
+
+        def batch_of(shape: Shape) -> dict[str, Any]:
+            from dataclasses import replace
+
+            asked = replace(
+                setup,
+                micro_batch=shape.sequences,
+                length=shape.length,
+                target_length=shape.target_length or None,
+                padded=shape.padded,
+            )
+            return make_batch(asked, device=device)
+
+        return Trainee(
+            model, make_optimizer(setup.optimizer, trained), batch_of, lambda batch: caller(**batch).loss, device,
+            setup.precision, setup.max_grad_norm,
+        )  # fmt: skip
+
+
+def _quantized(setup: Setup, device: str) -> nn.Module:
+    """Built on the host and quantised layer by layer, as weights are that come from a file; only what is left of it counts."""
+    with _without_limit():
+        return build_model(setup, device=device, quantizer=quantize)
+
+
+@contextlib.contextmanager
+def _without_limit() -> Iterator[None]:
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    child.set_data_limit(None)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+@dataclass(frozen=True)
+class Factory:
+    """A model that `module:function` builds, called as transformers' models are, or by a step of the user's own."""
+
+    given: str
+    optimizer: Optimizer = "adamw"
+    precision: Precision = "fp32"
+    max_grad_norm: float | None = 1.0
+    step: Callable[[nn.Module, int, int], Any] | None = None
+
+    def build(self, device: str) -> Trainee:
+        """On a device of torch."""
+        from brim.workload.resolve import find_model
+
+        torch.manual_seed(0)
+        return trainee_of(find_model(self.given).build(device).to(device), self, device)
+
+
+@dataclass(frozen=True)
+class Live:
+    """A module that exists already, sent to the child as it is."""
+
+    model: nn.Module
+    optimizer: Optimizer = "adamw"
+    precision: Precision = "fp32"
+    max_grad_norm: float | None = 1.0
+    step: Callable[[nn.Module, int, int], Any] | None = None
+
+    def build(self, device: str) -> Trainee:
+        """On a device of torch."""
+        return trainee_of(self.model.to(device), self, device)
+
+
+def trainee_of(model: nn.Module, subject: Factory | Live, device: str) -> Trainee:
+    """A module of somebody's own."""
+    model.train()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trained:
+        raise UsageError(_("Nothing trains: every parameter is frozen."))
+    step, caller = subject.step, cast("Any", model)
+    vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
+    if step is None and vocabulary is None:
+        text = _("{name} is no model of transformers, so brim does not know how to call it.").format(name=type(model).__name__)
+        raise UsageError(
+            text, hint=_("In Python: brim.probe(module, step=...), or brim.BatchSizeOptimizer; docs/probe.md shows how.")
+        )
+
+    def batch_of(shape: Shape) -> Any:
+        if step is not None:
+            return shape
+        tokens = torch.randint(0, max(2, int(vocabulary or 2)), (shape.sequences, shape.length), device=device)
+        batch = {"input_ids": tokens, "labels": tokens.clone()}
+        if shape.padded:
+            mask = torch.ones_like(tokens)
+            mask[:, -1] = 0
+            batch["attention_mask"] = mask
+        return batch
+
+    def loss_of(batch: Any) -> Any:
+        if step is None:
+            return caller(**batch, use_cache=False).loss
+        with torch.device(device):
+            found = step(model, batch.sequences, batch.length)
+        return getattr(found, "loss", found)
+
+    optimizer = make_optimizer(subject.optimizer, trained)
+    return Trainee(model, optimizer, batch_of, loss_of, device, subject.precision, subject.max_grad_norm)
+
+
+def make_optimizer(word: Optimizer, parameters: list[nn.Parameter]) -> Any:
+    """The real optimizer of this name, with a rate that moves weights a little."""
+    if word in {"adamw-8bit", "paged-adamw-8bit"}:
+        optim = _bitsandbytes().optim
+        made: Any = optim.PagedAdamW8bit if word.startswith("paged") else optim.AdamW8bit
+        return made(parameters, lr=_RATE)
+    if word == "adafactor":
+        from transformers.optimization import Adafactor
+
+        factored: Any = Adafactor
+        return factored(parameters, lr=_RATE, scale_parameter=False, relative_step=False)
+    makers: dict[str, Callable[[], Any]] = {
+        "adamw": lambda: torch.optim.AdamW(parameters, lr=_RATE),
+        "adamw-loop": lambda: torch.optim.AdamW(parameters, lr=_RATE, foreach=False),
+        "adamw-fused": lambda: torch.optim.AdamW(parameters, lr=_RATE, fused=True),
+        "sgd": lambda: torch.optim.SGD(parameters, lr=_RATE),
+        "sgd-momentum": lambda: torch.optim.SGD(parameters, lr=_RATE, momentum=0.9),
+        "lion": lambda: PlainLion(parameters, lr=_RATE),
+    }
+    return makers[word]()
+
+
+_RATE = 1e-5
+
+
+def _bitsandbytes() -> Any:
+    try:
+        import bitsandbytes
+    except ImportError as error:
+        text = _("The 8-bit optimizers and the quantised methods are bitsandbytes', which cannot be imported: {why}.")
+        raise RunError(text.format(why=error), hint=_("Install it: pip install bitsandbytes.")) from error
+    return bitsandbytes

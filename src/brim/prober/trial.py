@@ -1,0 +1,298 @@
+"""What happens in the child: one size is examined, and what it took is told.
+
+The order comes from what has failed after a search had said that it fits. The optimizer's state is made first, by a step of one
+sequence. Then come two optimizer steps of the full size with the longest sequences, one with a mask and one without (attention may take
+another kernel), and while gradients of other micro-batches live, if the step accumulates. Then mixed lengths, which is where an
+allocator's memory breaks into pieces, a batch of evaluation, and a save. Nothing is given back in between, as nothing would be in
+training.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import os
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from brim.machine import child
+from brim.machine.device import CpuDevice, Device, TorchDevice
+from brim.prober.shapes import Shape
+from brim.step.oom import failure_of, release
+from brim.workload.words import Phase
+
+if TYPE_CHECKING:
+    from brim.prober.trainee import Subject, Trainee
+
+
+@dataclass(frozen=True)
+class Exam:
+    """What one size must pass."""
+
+    longest: Shape
+    """The full micro-batch: the longest sequences."""
+    masks: tuple[bool, ...] = (True, False)
+    """One optimizer step of the full size each: with a mask that has zeros, and without."""
+    mixed: tuple[Shape, ...] = ()
+    """One further optimizer step of these micro-batches."""
+    evaluation: Shape | None = None
+    accumulates: bool = False
+    first: int = 1
+    """Sequences of the first step, which makes the optimizer's state."""
+    saves: bool = True
+    device_share: float | None = None
+    """Accelerators: the share of the device's memory that the process may take; None: all of it."""
+    others_bytes: int = 0
+    """Accelerators: what other processes hold of the device, which is not ours to count."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the child tells of an exam, passed or failed."""
+
+    phase: Phase | None = None
+    """Where memory ran out; None: it did not."""
+    message: str = ""
+    steps: int = 0
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+    device_bytes: int = 0
+    """Peaks, above what the process had before the model was built."""
+    one_sequence_bytes: int = 0
+    """The last of them after the first step, which has one sequence."""
+    resident_bytes: int = 0
+    """CPU: the peak of what was really touched; a survey, whose shapes follow each other in one process, can see no other."""
+    micro_batch_seconds: tuple[float, ...] = ()
+    update_seconds: tuple[float, ...] = ()
+    wait_seconds: float = 0.0
+    """To make one full micro-batch and bring it to the device."""
+    retries: int = 0
+    swapped_bytes: int = 0
+
+
+class Notes:
+    """Where the exam stands, in a file that outlives the process: a child that is killed tells nothing else."""
+
+    def __init__(self, path: str | None) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT) if path is not None else None
+        self.phase: Phase = "forward"
+        self.steps = 0
+
+    def enter(self, phase: Phase) -> None:
+        """The next phase begins."""
+        self.phase = phase
+        if self._descriptor is not None:
+            os.pwrite(self._descriptor, json.dumps({"phase": phase, "steps": self.steps}).ljust(64).encode(), 0)
+
+    @staticmethod
+    def read(path: str | Path) -> tuple[Phase | None, int]:
+        """Phase and steps as last noted."""
+        try:
+            found = json.loads(Path(path).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return None, 0
+        return found["phase"], found["steps"]
+
+
+class Meter:
+    """Peaks above a baseline: of the device's allocator, or of the process where the device is the CPU."""
+
+    def __init__(self, device: Device, others_bytes: int = 0, *, is_fresh: bool = True) -> None:
+        self._device, self._others = device, others_bytes
+        # Linux keeps the peak of what a process has mapped since its start: only a fresh one may go by it.
+        self._is_fresh = is_fresh and _HAS_PROC
+        self._is_cpu = isinstance(device, CpuDevice)
+        self._data = child.data_bytes() if self._is_cpu and _HAS_PROC else 0
+        self._resident = child.resident_bytes() if self._is_cpu else 0
+        self._retries = device.read().allocator_retries
+        device.reset_peak()
+
+    def read(self) -> dict[str, Any]:
+        """As fields of `Told`."""
+        reading = self._device.read()
+        told = {"retries": reading.allocator_retries - self._retries, "swapped_bytes": reading.swapped_bytes}
+        if self._is_cpu:
+            resident = max(0, (child.peak_resident_bytes() or 0) - self._resident)
+            data = max(0, child.peak_data_bytes() - self._data) if self._is_fresh else resident
+            return {**told, "allocated_bytes": data, "reserved_bytes": data, "device_bytes": data, "resident_bytes": resident}
+        # What the process holds of the device beyond the allocator's segments: the context, workspaces.
+        beyond = max(0, reading.total_bytes - reading.free_bytes - reading.reserved_bytes - self._others)
+        peak = reading.peak_reserved_bytes
+        return {
+            **told,
+            "allocated_bytes": reading.peak_allocated_bytes,
+            "reserved_bytes": peak,
+            "device_bytes": peak + beyond,
+            "resident_bytes": peak + beyond,
+        }
+
+
+_HAS_PROC: Final = Path("/proc/self/status").exists()
+
+
+def warm_up() -> None:
+    """What torch does once in a process, at the first backward, the first optimizer's step and the first save: not a trial's to pay for."""
+    import torch
+
+    weight = torch.nn.Parameter(torch.zeros(64, 64))
+    optimizer = torch.optim.AdamW([weight])
+    loss: Any = (torch.ones(64, 64) @ weight).sum()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_([weight], 1.0)
+    optimizer.step()
+    torch.save({"weight": weight, "optimizer": optimizer.state_dict()}, io.BytesIO())
+
+
+def device_of(name: str) -> Device:
+    """As torch names it: `cpu`, `cuda:0`."""
+    kind, _colon, index = name.partition(":")
+    return CpuDevice() if kind == "cpu" else TorchDevice(kind, int(index or 0))
+
+
+def examine(
+    subject: Subject,
+    exam: Exam,
+    name: str,
+    notes_path: str | None = None,
+    device: Device | None = None,
+    *,
+    is_fresh: bool = True,
+) -> Told:
+    """Build, and let the size pass its exam or run out of memory. Every other error is the caller's to judge.
+
+    `is_fresh`: this process was made for the exam, and has no past that its peaks could tell of.
+    """
+    device = device or device_of(name)
+    if exam.device_share is not None:
+        import torch
+
+        torch.cuda.set_per_process_memory_fraction(exam.device_share, torch.device(name))
+    examiner = _Examiner(exam, Notes(notes_path), device, is_fresh=is_fresh)
+    try:
+        examiner.run(subject, name)
+    except Exception as error:
+        failure = failure_of(error, examiner.notes.phase)
+        if failure is None:
+            raise
+        words = " ".join(str(error).split()) or type(error).__name__
+        release(error, device)
+        return examiner.told(phase=failure.phase, message=words[:400])
+    return examiner.told()
+
+
+class _Examiner:
+    def __init__(self, exam: Exam, notes: Notes, device: Device, *, is_fresh: bool = True) -> None:
+        self.notes = notes
+        self._exam, self._device = exam, device
+        self._meter = Meter(device, exam.others_bytes, is_fresh=is_fresh)
+        self._computing: list[float] = []
+        self._updating: list[float] = []
+        self._waited = 0.0
+        self._one_sequence_bytes = 0
+
+    def told(self, **more: Any) -> Told:
+        return Told(
+            steps=self.notes.steps,
+            micro_batch_seconds=tuple(self._computing),
+            update_seconds=tuple(self._updating),
+            wait_seconds=self._waited,
+            one_sequence_bytes=self._one_sequence_bytes,
+            **self._meter.read(),
+            **more,
+        )
+
+    def run(self, subject: Subject, name: str) -> None:
+        exam, notes = self._exam, self.notes
+        notes.enter("forward")
+        trainee = subject.build(name)
+        one = replace(exam.longest, sequences=exam.first)
+        self._step(trainee, [one])
+        if exam.first == 1:
+            self._one_sequence_bytes = self._meter.read()["device_bytes"]
+        for padded in exam.masks:
+            full = replace(exam.longest, padded=padded)
+            computing, updating = self._step(trainee, [one, full] if exam.accumulates else [full])
+            self._computing.append(computing)
+            self._updating.append(updating)
+            notes.steps += 1
+        if exam.mixed:
+            self._step(trainee, exam.mixed)
+        if exam.evaluation is not None:
+            notes.enter("evaluation")
+            trainee.evaluate(trainee.make_batch(exam.evaluation))
+        if exam.saves:
+            notes.enter("saving")
+            trainee.save()
+
+    def time(self, trainee: Trainee, shape: Shape, repeats: int) -> Point:
+        """Some steps of one shape, after one of a single sequence of its kind."""
+        one = replace(shape, sequences=1)
+        self._step(trainee, [one])
+        gc.collect()
+        self._device.give_back()
+        self._device.reset_peak()
+        shapes = [one, shape] if self._exam.accumulates else [shape]
+        times = [self._step(trainee, shapes) for _repeat in range(repeats)]
+        return Point(shape, self._meter.read()["resident_bytes"], *(min(column) for column in zip(*times, strict=True)))
+
+    def _step(self, trainee: Trainee, shapes: Any) -> tuple[float, float]:
+        """One optimizer step; the seconds of its last micro-batch, and of its update."""
+        began = 0.0
+        for shape in shapes:
+            self.notes.enter("forward")
+            asked = time.perf_counter()
+            batch = trainee.make_batch(shape)
+            self._device.synchronize()
+            began = time.perf_counter()
+            self._waited = began - asked
+            loss = trainee.forward(batch)
+            self.notes.enter("backward")
+            trainee.backward(loss)
+            del loss, batch
+        self._device.synchronize()
+        done = time.perf_counter()
+        self.notes.enter("optimizer")
+        trainee.update()
+        self._device.synchronize()
+        return done - began, time.perf_counter() - done
+
+
+@dataclass(frozen=True)
+class Point:
+    """One shape of a survey, and what it took."""
+
+    shape: Shape
+    peak_bytes: int
+    seconds: float
+    update_seconds: float
+
+
+_SLOWER: Final = 1.05
+"""Times the seconds per token of the fastest size so far: the curve has left its plateau."""
+
+
+def survey(
+    subject: Subject, shapes: tuple[Shape, ...], exam: Exam, name: str, seconds_per_token: float, device: Device | None = None
+) -> list[Point]:
+    """Steps of one shape after the other, in one process: shapes that are smaller than `exam`, which was passed.
+
+    Sizes of the full length come first, from large to small, until they get slower than the fastest.
+    """
+    device = device or device_of(name)
+    examiner = _Examiner(exam, Notes(None), device)
+    trainee = subject.build(name)
+    found: list[Point] = []
+    best, is_falling = seconds_per_token, False
+    for shape in shapes:
+        is_on_curve = shape.length == exam.longest.length and shape.padded == exam.longest.padded and shape.sequences > 1
+        if is_on_curve and is_falling:
+            continue
+        point = examiner.time(trainee, shape, repeats=2 if is_on_curve else 1)
+        found.append(point)
+        each = point.seconds / (shape.sequences * shape.length)
+        is_falling = is_falling or (is_on_curve and each > _SLOWER * best)
+        best = min(best, each) if is_on_curve else best
+    return found
