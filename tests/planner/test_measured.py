@@ -16,7 +16,7 @@ from brim.planner.measured import scaled
 from brim.planner.option import Option, Sampler
 from brim.planner.rates import rates_of
 from brim.planner.request import make_request
-from brim.records import LoaderSettings, Measurement
+from brim.records import LoaderSettings, Measurement, ShapePoint
 from brim.sizes import GIB, MIB
 from brim.workload.settings import Settings
 from tests.planner.measurements import gpu_machine, measurement
@@ -349,3 +349,19 @@ def test_a_plan_on_a_probe_survives_its_file(tiny: str, tmp_path: Path) -> None:
     assert brim.Plan.read(tmp_path / "plan.json") == found
     again = brim.plan(tiny, probe=probe_of(tiny), **PLAIN)
     assert replace(again, elapsed_seconds=0.0) == replace(found, elapsed_seconds=0.0)
+
+
+def test_the_structure_that_ran_is_looked_at_even_where_another_is_thought_better(tiny: str) -> None:
+    limit = predicted(tiny, 8, 2, "t4") * 6 // 10
+    probe = probe_of(tiny, 0.5, gpu="t4", limit_bytes=limit, margin_bytes=0)
+    found = brim.plan(tiny, probe=probe, precision="amp-fp16", effective_batch=16, micro_batch=8, **PLAIN)
+    assert found.best is not None
+    assert "adamw" in {each.optimizer for each in (found.best, *found.alternatives)}
+    rows = brim.sweep(tiny, "4,8", probe=probe, accumulation=2, **PLAIN).rows
+    assert [row.memory_bytes for row in rows] == [trial.peak_device_bytes for trial in probe.trials]
+
+
+def test_a_point_that_was_measured_is_not_understated_by_the_line(tiny: str) -> None:
+    probe = probe_of(tiny)
+    point = ShapePoint(sequences=1, length=LENGTH, peak_bytes=90 * MIB, seconds=0.1)
+    assert bytes_at(tiny, replace(probe, points=(point,)), 2) >= 90 * MIB

@@ -119,7 +119,7 @@ def test_training_leaves_no_trace_however_it_ends(name: str, end: str) -> None:
     check_nothing_has_changed(model, lambda: train(model), ENDS[end])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from(list(ZOO)), st.lists(st.sampled_from(list(MEDDLERS)), max_size=4), st.sampled_from(list(AFTER)),
     st.sampled_from(list(ENDS)), st.booleans(), st.booleans(),
@@ -134,7 +134,7 @@ def test_whatever_is_done_to_it_and_however_it_ends(
     def meddle() -> None:
         for each in meddlers:
             # An earlier one may have broken it for a later one; so much the better.
-            with suppress(RuntimeError, ValueError, TypeError, KeyError, AttributeError):
+            with suppress(Exception):
                 MEDDLERS[each](model)
         AFTER[last](model)
 

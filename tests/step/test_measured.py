@@ -16,7 +16,7 @@ from brim.errors import UsageError
 from brim.records import Measurement, ShapePoint
 from brim.sizes import MIB
 from brim.step.budget import FIXED_TOKENS, Budget, ShapeCost
-from brim.step.measured import bytes_of
+from brim.step.measured import bytes_of, measured_budget
 from brim.step.slicing import slice_batch
 from tests.planner.measurements import SECONDS, TRUTH, grid, measurement
 
@@ -119,6 +119,8 @@ def test_without_a_limit_no_more_is_allowed_than_the_largest_took() -> None:
     budget = Budget.measured(probe)
     assert largest(budget, 512) == 16
     assert "as the largest of them took" in budget.because
+    less = measured_budget(probe, limit_bytes=300 * MIB)
+    assert 1 <= largest(less, 512) < 16
 
 
 def test_a_probe_in_which_nothing_ran_has_no_budget() -> None:

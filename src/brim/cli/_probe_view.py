@@ -28,7 +28,7 @@ def show_probe(found: Measurement) -> None:
     for text in found.warnings:
         show("", _("Warning: {text}").format(text=text))
     show("", _("Assumed"), *(f"  - {text}" for text in found.assumptions))
-    show("", _("{count} trials in {seconds:.1f} s.").format(count=len(found.trials), seconds=found.elapsed_seconds))
+    show("", _("Trials: {count}, in {seconds:.1f} s.").format(count=len(found.trials), seconds=found.elapsed_seconds))
 
 
 def _headline(found: Measurement) -> str:
