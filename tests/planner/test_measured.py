@@ -365,3 +365,15 @@ def test_a_point_that_was_measured_is_not_understated_by_the_line(tiny: str) -> 
     probe = probe_of(tiny)
     point = ShapePoint(sequences=1, length=LENGTH, peak_bytes=90 * MIB, seconds=0.1)
     assert bytes_at(tiny, replace(probe, points=(point,)), 2) >= 90 * MIB
+
+
+def test_a_module_of_ones_own_has_the_budget_that_was_measured() -> None:
+    import torch
+
+    net = torch.nn.Linear(64, 64)
+    several = measurement(model="Linear", length=128, ran=(4, 16))
+    found = budget(net, probe=several)
+    assert found == brim.Budget.measured(several)
+    alone = measurement(model="Linear", length=128, ran=(4, 16), settings=Settings(), effective_batch=1)
+    gradients = 4 * (64 * 64 + 64)
+    assert budget(net, probe=alone).cost_of(8, 128) == found.cost_of(8, 128) + gradients

@@ -251,10 +251,10 @@ def take_apart(model: nn.Module) -> None:
 
 MEDDLERS = {"train": train, "scatter": scatter, "reseed": reseed, "zero": zero, "replace": replace, "parametrize": parametrize}
 AFTER = {"nothing": lambda model: None, "flags": turn_flags, "reach in": reach_in, "take apart": take_apart}
-ENDS: dict[str, BaseException | None] = {
-    "well": None,
-    "with an error": ValueError("no"),
-    "with Ctrl-C": KeyboardInterrupt(),
-    "with an exit": SystemExit(3),
-    "out of memory": out_of_memory(),
+ENDS: dict[str, Callable[[], BaseException | None]] = {
+    "well": lambda: None,
+    "with an error": lambda: ValueError("no"),
+    "with Ctrl-C": KeyboardInterrupt,
+    "with an exit": lambda: SystemExit(3),
+    "out of memory": out_of_memory,
 }

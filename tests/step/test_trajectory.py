@@ -190,7 +190,10 @@ def test_the_reference_learns(reference: Trajectory) -> None:
 
 @pytest.mark.parametrize(
     ("way", "unit", "limit"),
-    [("trainer", "sequences", 1), *((way, *slices) for way in WAYS for slices in (("sequences", 8), ("bytes", 300_000)))],
+    [
+        pytest.param("trainer", "sequences", 1, marks=pytest.mark.slow),
+        *((way, *slices) for way in WAYS for slices in (("sequences", 8), ("bytes", 300_000))),
+    ],
 )
 def test_the_slices_of_a_step_leave_the_trajectory_as_it_is(
     lab: Lab, reference: Trajectory, way: Way, unit: Any, limit: int
@@ -219,7 +222,7 @@ def test_other_architectures_in_a_trainer(lab: Lab, family: Family) -> None:
     check_same(eight, one)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["steps", pytest.param("trainer", marks=pytest.mark.slow)])
 def test_running_out_of_memory_in_forward_and_in_backward_leaves_the_trajectory_as_it_is(
     lab: Lab, wide: Trajectory, way: Way
 ) -> None:

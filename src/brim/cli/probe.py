@@ -102,6 +102,7 @@ def command(ctx: click.Context, /, model: str, as_json: bool, fresh: bool | None
     if interrupted:
         note(_("Interrupted: what had been found is shown, and the search is not complete."))
         ctx.exit(EXIT_INTERRUPTED)
+    ctx.exit(0 if found.largest is not None else 1)
 
 
 def _give(found: Measurement, output: str | None, *, as_json: bool) -> None:

@@ -1,9 +1,8 @@
 """`brim.budget`: what a micro-batch may need and how long it takes, as functions of its padded shape, from the memory and speed models.
 
 A slicer asks for the cost of a hundred thousand shapes at a time, and a replay of the allocator takes a twentieth of a second. So some
-thirty shapes are replayed, most of them near the limit, where the answer matters, and a polynomial is laid over them. The peak is the
-largest of several moments (the loss, the optimizer's step, ...), each of which grows in its own way: where one polynomial is off, the
-largest of two or three is taken. Coefficients are never negative, so the cost never falls when there are more sequences or longer ones.
+thirty shapes are replayed, most of them near the limit, where the answer matters, and a polynomial is laid over them
+(`brim.step.fitting`). With a probe, what was measured stands for all of that.
 
 The allocator's segments make the real figure uneven by a few percent. The polynomial is therefore raised until no shape that was replayed
 near the limit is understated, nor any other by more than `MOST_UNDERSTATED`. Shapes that were not replayed may be off by a little more;
@@ -114,13 +113,18 @@ def _measured(request: Request, measured: Measured, accumulation: int) -> Budget
     """As a probe has it, for the structure that was probed."""
     measurement = measured.evidence(accumulates=accumulation > 1)
     check_structure(measurement, request.base)
-    more = 0
-    if accumulation > 1 and not measured.has_gradients:
-        option = Option(request, request.base, Sampler(request), rates_of(request.where, request.host_cores))
-        more = option.gradient_bytes
+    more = _gradient_bytes(request) if accumulation > 1 and not measured.has_gradients else 0
     return measured_budget(
         measurement, limit_bytes=request.where.limit_bytes, margin_bytes=request.margin.bytes, beside_bytes=more
     )
+
+
+def _gradient_bytes(request: Request) -> int:
+    model = request.question.model
+    if request.question.config is None and request.question.step is None:
+        # A module that was probed with the data's own loss needs no step to say what trains.
+        return sum(each.numel() * each.element_size() for each in model.parameters() if each.requires_grad)
+    return Option(request, request.base, Sampler(request), rates_of(request.where, request.host_cores)).gradient_bytes
 
 
 def _footprint(request: Request, accumulation: int, lengths: Shape) -> Footprint:

@@ -34,13 +34,15 @@ def ladder(request: Request) -> list[Settings]:
 
 
 def rungs(request: Request) -> list[Settings]:
-    """All structures of a request that are worth a look, simplest first."""
+    """All structures of a request that are worth a look: what a probe ran, then simplest first."""
     space = structures_of(request.pinned, request.base, request.question.model, request.where, request.vary)
     listed = [structure.settings for structure in space.structures if not structure.dominated_by]
     listed = listed or [structure.settings for structure in space.structures]
     listed = [settings for settings in listed if host_allows(request, settings)] or listed
     usual = _usual_precision(request, [settings for settings in listed if _is_usual(request, settings)] or listed)
-    return sorted(usual, key=lambda settings: _rank(request, settings))
+    probed = [structure.settings for structure in space.structures if request.was_probed(structure.settings)]
+    others = [settings for settings in usual if not any(_is_alike(settings, each) for each in probed)]
+    return [*probed, *sorted(others, key=lambda settings: _rank(request, settings))]
 
 
 def options(request: Request) -> Iterator[Option]:
@@ -73,6 +75,11 @@ def same_kind(request: Request, like: Settings) -> Settings:
             if all(getattr(settings, name) == getattr(like, name) for name in names):
                 return settings
     return listed[0]
+
+
+def _is_alike(one: Settings, other: Settings) -> bool:
+    """Whether they differ in kernels and precision only: of such, the one that a probe ran is enough."""
+    return all(getattr(one, name) == getattr(other, name) for name in _CHOSEN if name != "optimizer")
 
 
 def _is_usual(request: Request, settings: Settings) -> bool:

@@ -90,7 +90,8 @@ class Measured:
         peaks = _peaks(found)
         needed = float(peaks[shape]) if shape in peaks and not more else 0.0
         if not needed:
-            needed = max(more + self._between(found, shape), self.ratio * floor())
+            within = [peak for other, peak in bytes_of(found).items() if is_within(other, shape)]
+            needed = max(more + max([self._between(found, shape), *within]), self.ratio * floor())
         if not more and any(is_within(shape, other) for other in proven_shapes(found, room)):
             needed = min(needed, room)
         if any(is_within(other, shape) for other in failed_shapes(found, room)):

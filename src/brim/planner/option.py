@@ -147,7 +147,7 @@ class Option:
     @cached_property
     def is_probed(self) -> bool:
         """Whether a probe has run this very structure."""
-        return self.request.measured is not None and self.request.measured.is_probed(self.settings)
+        return self.request.was_probed(self.settings)
 
     @property
     def margin(self) -> Margin:

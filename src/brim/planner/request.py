@@ -76,6 +76,10 @@ class Request:
         """What stays free beside a prediction."""
         return max(self.margin, self.unmeasured_margin or self.margin, key=lambda margin: margin.bytes)
 
+    def was_probed(self, settings: Settings) -> bool:
+        """Whether a probe has run this very structure."""
+        return self.measured is not None and self.measured.is_probed(settings)
+
     @property
     def base(self) -> Settings:
         """Settings with everything filled in."""

@@ -73,7 +73,8 @@ def search(request: Request) -> Found:
     failure: BrimError | None = None
     for structure in space.structures:
         found.considered += len(request.cuts)
-        reason = structure.dominated_by or too_large(request, structure.settings)
+        was_probed = request.was_probed(structure.settings)  # what ran is known to, whatever is predicted of it and of others
+        reason = "" if was_probed else structure.dominated_by or too_large(request, structure.settings)
         if reason:
             found.passed_over[reason] = found.passed_over.get(reason, 0) + len(request.cuts)
             continue
@@ -169,8 +170,8 @@ def too_large(request: Request, settings: Settings) -> str:
     model = request.question.model
     if not isinstance(model, Model) or model.config is None:
         return ""
-    if request.measured is not None and request.measured.is_probed(settings):
-        return ""  # what ran is known to
+    if request.was_probed(settings):
+        return ""
     parameters = model.parameters()
     if not host_allows(request, settings):
         return _("the host has no room for what would be offloaded")

@@ -20,7 +20,7 @@ from brim.errors import UsageError, out_of_memory_family
 from brim.locale import _
 from brim.machine import child
 from brim.prober.snapshot import unchanged
-from brim.prober.trainee import Trainee
+from brim.prober.trainee import Live, Trainee
 from brim.prober.trial import device_of, examine, warm_up
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from brim.prober.runner import Runner
     from brim.prober.shapes import Shape
+    from brim.prober.trainee import Subject
     from brim.prober.trial import Exam
     from brim.records import Trial
 
@@ -141,7 +142,7 @@ def _numbers(item: Any) -> int:
     return int(getattr(item, "size", 1)) if hasattr(item, "dtype") else 1
 
 
-def can_travel(subject: Objects) -> bool:
+def can_travel(subject: Subject) -> bool:
     """Whether a child can receive it: a script's own classes would mean to run the script again."""
     try:
         return b"__main__" not in pickle.dumps(subject)
@@ -153,7 +154,7 @@ def try_here(runner: Runner, exam: Exam) -> Trial:
     """One trial in this process. Everything is as before afterwards, whatever happened."""
     began, size = time.monotonic(), exam.longest.sequences
     base: dict[str, Any] = {"micro_batch": size, "max_length": exam.longest.length}
-    subject = cast("Objects", runner.subject)
+    subject = cast("Objects | Live", runner.subject)
     device = device_of(runner.device)
     warm_up()
     told, crash = None, ""

@@ -10,7 +10,7 @@ from torch import nn
 from brim.errors import OutOfMemoryError, RunError, UsageError
 from brim.locale import _
 from brim.machine import child
-from brim.prober.objects import MakeOptimizer, Objects, can_travel, largest_items, try_here
+from brim.prober.objects import MakeOptimizer, Objects, can_travel, largest_items
 from brim.prober.promise import Promise
 from brim.prober.runner import Runner
 from brim.prober.search import Aim, next_size
@@ -87,13 +87,13 @@ class BatchSizeOptimizer:
         margin = int(_MARGIN["cpu" if self.device == "cpu" else "cuda"] * limit)
         runner = Runner(subject, self.device, Promise(None, 1, numbers), limit - margin if self.device == "cpu" else None)
         travels = self.device == "cpu" and can_travel(subject)
-        run = runner.run if travels else lambda exam: try_here(runner, exam)
+        runner.is_here = not travels
         # What a process with a past takes cannot be held against a limit: free memory that it has kept counts for nothing there.
         tells_bytes = travels or self.device != "cpu"
         aim = Aim(limit_bytes=limit - margin if tells_bytes else None, most=most, start=min(start, most))
         with runner:
             while (size := self._next(aim)) is not None:
-                trial = run(_exam(size, numbers))
+                trial = runner.run(_exam(size, numbers))
                 self.trials.append(trial)
                 self._tell(trial)
         return self._answer()

@@ -25,8 +25,8 @@ class Prediction:
     accumulates: Callable[[int], bool]
 
     @classmethod
-    def of(cls, question: Question, accumulates: Callable[[int], bool]) -> Prediction | None:
-        """None where the model cannot be traced: then the search does without."""
+    def of(cls, question: Question, accumulates: Callable[[int], bool]) -> Prediction | str:
+        """Why not, where the model cannot be traced: the search then does without."""
         alone, among = (
             Footprint(replace(question, settings=replace(question.settings, micro_batch=2, accumulation=count)))
             for count in (1, 2)
@@ -34,10 +34,10 @@ class Prediction:
         made = cls(alone, among, accumulates)
         try:
             made.bytes_of(2)
-        except BrimError:
-            return None
-        except Exception:  # noqa: BLE001 (a trace of somebody's own code may fail in any way; running it is the test)
-            return None
+        except BrimError as error:
+            return error.message
+        except Exception as error:  # noqa: BLE001 (a trace of somebody's own code may fail in any way; running it is the test)
+            return f"{type(error).__name__}: {error}"
         return made
 
     def bytes_of(self, size: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -18,7 +18,7 @@ from brim.locale import _
 from brim.prober import results
 from brim.prober.prediction import Prediction
 from brim.prober.request import TRIAL_SECONDS, ProbeRequest, read_request
-from brim.prober.search import Aim, affine, bracket, next_size
+from brim.prober.search import Aim, affine, bracket, next_size, predicted_largest
 from brim.records import LoaderSettings, Measurement, Objective, Proven, ShapePoint, Trial, Versus
 from brim.sizes import format_bytes
 
@@ -111,11 +111,14 @@ class Prober:
             memory_bytes=request.budget_bytes if request.is_cpu else None,
             preload=request.modules(),
             watch=self.watch,
+            is_here=request.must_run_here(),
         ) as runner:
             runner.warm()
-            self.prediction = Prediction.of(request.question, request.accumulates)
-            if self.prediction is None:
-                self._tell(_("No prediction for this model: the search begins with one sequence."))
+            predicted = Prediction.of(request.question, request.accumulates)
+            if isinstance(predicted, Prediction):
+                self.prediction = predicted
+            else:
+                self._tell(_("There is no prediction, so the search begins small. {why}").format(why=predicted))
             ended = self._search(runner)
             self._check_anything_ran(ended)
             if ended and request.wants_curve:
@@ -132,6 +135,9 @@ class Prober:
     def _search(self, runner: Runner) -> bool:
         """Whether it came to its own end."""
         aim = self.request.aim(self.prediction)
+        if runner.is_here and self.request.is_cpu:
+            # What a process with a past takes cannot be held against a limit: only failures tell.
+            aim = replace(aim, start=aim.start or predicted_largest(aim, 1.0), limit_bytes=None)
         most = self.request.max_trials or MOST_TRIALS
         while (size := self._next(aim)) is not None:
             if len(self.trials) >= most or self._is_late():
@@ -178,6 +184,9 @@ class Prober:
         shapes = self.request.shapes(largest.micro_batch)
         if not shapes or self._is_late():
             return not shapes
+        if runner.is_here:
+            self.warnings.append(_("Smaller shapes are not timed, because this model can only be run in this process."))
+            return True
         self._tell(_("Timing {count} smaller shapes ...").format(count=len(shapes)))
         points, updates, trouble = runner.survey(shapes, self.request.exam(largest.micro_batch), largest)
         if trouble:

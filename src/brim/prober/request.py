@@ -60,6 +60,7 @@ class ProbeRequest:
     time_limit: float | None = None
     cache: bool = True
     warnings: tuple[str, ...] = ()
+    limit_was_asked: bool = False
     total_bytes: int | None = None
     """Accelerators: the memory of the whole device, of which the limit is a part."""
 
@@ -172,6 +173,14 @@ class ProbeRequest:
             return Factory(model.given, **of_module)
         return Configured(self.question.setup())
 
+    def must_run_here(self) -> bool:
+        """Whether the model is a live object that no child can receive: a class of a notebook, weights on a card."""
+        if isinstance(self.question.model, Model):
+            return False
+        from brim.prober.objects import can_travel
+
+        return not self.is_cpu or not can_travel(self.subject())
+
     def modules(self) -> tuple[str, ...]:
         """What a trial needs beside torch: imported once."""
         config = self.question.config
@@ -241,6 +250,7 @@ def read_request(
         time_limit=time_limit,
         cache=cache and question.config is not None,
         warnings=tuple(warnings),
+        limit_was_asked=memory is not None,
         total_bytes=total,
     )
 

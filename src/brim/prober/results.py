@@ -30,11 +30,11 @@ _THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "
 def record(request: ProbeRequest, **found: Any) -> Measurement:
     """Everything about one probe."""
     largest = found.get("largest")
-    settings = request.settings
+    settings, size = request.settings, largest.micro_batch if largest is not None else 1
     return Measurement(
         workload=_workload(request),
         machine=_machine(request),
-        settings=replace(settings, micro_batch=largest.micro_batch if largest is not None else 1),
+        settings=replace(settings, micro_batch=size, accumulation=_accumulation(request, size)),
         device=request.device,
         objective=request.objective,
         limit_bytes=request.where.limit_bytes,
@@ -43,6 +43,10 @@ def record(request: ProbeRequest, **found: Any) -> Measurement:
         versions=versions(),
         **{**found, "warnings": (*request.warnings, *found.get("warnings", ()))},
     )
+
+
+def _accumulation(request: ProbeRequest, size: int) -> int:
+    return request.accumulation if request.effective_batch is None else -(-request.effective_batch // size)
 
 
 def find(request: ProbeRequest) -> Measurement | None:
@@ -85,8 +89,9 @@ def _path(request: ProbeRequest) -> Path:
         "settings": settings,
         "device": request.device,
         "gpu": request.where.name,
-        "limit": request.where.limit_bytes if request.total_bytes is None or "memory" in request.given else "all",
-        "margin": request.margin_bytes if request.total_bytes is None else "as asked",
+        # What is free of a card differs from minute to minute: all of it is one question.
+        "limit": request.where.limit_bytes if request.is_cpu or request.limit_was_asked else "all",
+        "margin": request.margin_bytes / request.where.limit_bytes,
         "processor": host().processor,
         "cores": host().cores,
         "environment": {name: os.environ.get(name) for name in _THREADS},

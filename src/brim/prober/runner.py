@@ -53,6 +53,8 @@ class Runner:
     """A trial that takes longer counts as hanging."""
     watch: Watch | None = None
     """Called while a trial runs: size, phase, seconds so far."""
+    is_here: bool = False
+    """Run trials in this process, between two copies of every bit: the subject is a live object that no child can receive."""
     recorded: Device | None = None
     """Stands for the device, in tests."""
     server: ForkServer = field(default_factory=ForkServer)
@@ -72,20 +74,24 @@ class Runner:
         """What the server imports, once."""
         return (*PRELOAD, *(name for name in self.preload if _is_there(name)))
 
-    def warm(self) -> threading.Thread:
+    def warm(self) -> None:
         """Let the server import while something else is done."""
+        if self.is_here:
+            return
 
         def start() -> None:
             with contextlib.suppress(Exception):  # told by the first trial
                 self.server.run(_nothing, preload=self.modules)
 
-        thread = threading.Thread(target=start, daemon=True)
-        thread.start()
-        return thread
+        threading.Thread(target=start, daemon=True).start()
 
     def run(self, exam: Exam) -> Trial:
         """One trial."""
-        size, began = exam.longest.sequences, time.monotonic()
+        if self.is_here:
+            from brim.prober.objects import try_here
+
+            return try_here(self, exam)
+        size = exam.longest.sequences
         with tempfile.TemporaryDirectory(prefix="brim-") as folder, self._watching(size, Path(folder) / "notes"):
             notes = str(Path(folder) / "notes")
             outcome = self.server.run(
@@ -96,7 +102,7 @@ class Runner:
         base: dict[str, Any] = {
             "micro_batch": size,
             "max_length": exam.longest.length,
-            "elapsed_seconds": round(time.monotonic() - began, 3),
+            "elapsed_seconds": round(outcome.seconds, 3),
         }
         if outcome.verdict != "ok":
             return Trial(verdict=outcome.verdict, phase=phase, steps=steps, message=outcome.message, **base)

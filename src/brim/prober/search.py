@@ -8,6 +8,7 @@ Whatever the line says, no size is called good that has not run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +19,8 @@ NOISE: Final = 0.003
 """Of the measured bytes: how far the same size is apart in two runs."""
 _FINE_ENOUGH: Final = 100
 """Sizes that differ by less than this part are not told apart any more."""
+_FAR_APART: Final = 4
+"""Sizes of which one is so many times the other: their middle is the geometric one."""
 _STEPS_BACK: Final = (0.94, 0.88, 0.8)
 """Of the limit: what a prediction may use after one, two, three sizes that did not fit."""
 
@@ -46,7 +49,7 @@ def next_size(aim: Aim, trials: Sequence[Trial]) -> int | None:
     if not trials:
         return min(aim.most, aim.start or predicted_largest(aim, 1.0) or 1)
     if low == 0:
-        return _smaller(aim, high, failures=len(trials))
+        return _smaller(aim, trials, high)
     return _larger(aim, trials, low, high)
 
 
@@ -95,36 +98,44 @@ def predicted_largest(aim: Aim, share: float) -> int | None:
     return max(1, low)
 
 
-def _smaller(aim: Aim, high: int, failures: int) -> int:
-    """Nothing has run yet."""
-    if failures <= len(_STEPS_BACK):
-        guess = predicted_largest(aim, _STEPS_BACK[failures - 1])
-        if guess is not None:
-            return min(high - 1, guess)
-    return max(1, high // 2)
+def _smaller(aim: Aim, trials: Sequence[Trial], high: int) -> int:
+    """Nothing has run yet: a step back from what the first size was predicted to take."""
+    if aim.predicted is None or aim.limit_bytes is None or len(trials) > len(_STEPS_BACK):
+        return max(1, high // 2)
+    first = aim.predicted(trials[0].micro_batch)
+    guess = predicted_largest(aim, _STEPS_BACK[len(trials) - 1] * min(1.0, first / aim.limit_bytes))
+    return min(high - 1, guess or 1)
 
 
 def _larger(aim: Aim, trials: Sequence[Trial], low: int, high: int) -> int | None:
     """Something has run, and something larger may."""
     measured = {trial.micro_batch: trial.peak_device_bytes for trial in trials if _is_measured(trial)}
     if aim.limit_bytes is None or low not in measured:
-        return min(high - 1, 2 * low) if high == aim.most + 1 else (low + high) // 2
+        return min(high - 1, 2 * low) if high == aim.most + 1 else _between(low, high)
     line, uncertainty = _line(aim, trials, low)
     if line(low + 1) - uncertainty(low + 1) > aim.limit_bytes:
         return None
     failed_above = sum(trial.verdict != "ok" and trial.micro_batch > low for trial in trials)
-    if failed_above > 1 or (failed_above and line(high) <= aim.limit_bytes):
+    if failed_above > 2 or (failed_above and high > 2 * low and line(high) <= aim.limit_bytes):
         # The line has been wrong: halves need no line.
-        return (low + high) // 2
-    return _largest_below(line, aim.limit_bytes, low, high)
+        return _between(low, high)
+    # What failed so near may have been noise: the line gets one more chance, and less room.
+    room = aim.limit_bytes * (1 - NOISE * failed_above)
+    next_apart = min(high - 1, low + max(1, low // _FINE_ENOUGH))
+    return _largest_below(line, room, next_apart, high)
 
 
-def _largest_below(line: Callable[[int], float], limit: int, low: int, high: int) -> int:
-    """The largest size between that the line allows; the next one, if it allows none."""
-    first, last = low + 1, high - 1
+def _between(low: int, high: int) -> int:
+    """The middle; far apart, the geometric one."""
+    return max(low + 1, math.isqrt(low * high)) if high > _FAR_APART * low else (low + high) // 2
+
+
+def _largest_below(line: Callable[[int], float], room: float, first: int, high: int) -> int:
+    """The largest size from the first on that the line allows; the first, if it allows none."""
+    last = high - 1
     while first < last:
         middle = (first + last + 1) // 2
-        if line(middle) <= limit:
+        if line(middle) <= room:
             first = middle
         else:
             last = middle - 1
@@ -135,8 +146,8 @@ def _line(aim: Aim, trials: Sequence[Trial], low: int) -> tuple[Callable[[int], 
     """Bytes of larger sizes, and how uncertain that is."""
     peaks = {trial.micro_batch: float(trial.peak_device_bytes or 0) for trial in trials if _is_measured(trial)}
     peak, noise = peaks[low], NOISE * peaks[low]
-    below = [size for size in peaks if size < low]
-    if below and (low - max(below)) * 4 >= low:
+    below = [size for size in peaks if (low - size) * 4 >= low]
+    if below:
         near = max(below)
         slope = (peak - peaks[near]) / (low - near)
         fit = affine(trials)

@@ -14,10 +14,12 @@ NumPy) is put back as the same object, and not looked into.
 
 from __future__ import annotations
 
+import errno
 import gc
 import hashlib
 import os
 import random
+import shutil
 import signal
 import tempfile
 import threading
@@ -200,8 +202,8 @@ class _Copy:
     def __enter__(self) -> Self:
         try:
             self._file = self._close.enter_context(tempfile.TemporaryFile(prefix="brim-", buffering=0))
-            if self._bytes and hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self._file.fileno(), 0, self._bytes)
+            if self._bytes > shutil.disk_usage(tempfile.gettempdir()).free:  # told before the disk is full
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301 (as writing would)
             for piece in self._pieces():
                 data = _memory(piece if piece.device.type == "cpu" else self._buffer[: len(piece)].copy_(piece))
                 while data:
@@ -230,7 +232,7 @@ class _Copy:
         for piece in self._pieces():
             before = self._buffer[: len(piece)]
             self._read(_memory(before))
-            if piece.device.type != "cpu" or not torch.equal(piece, before):
+            if piece.device.type != "cpu" or not torch.equal(_in_words(piece), _in_words(before)):
                 piece.copy_(before)
 
     def _read(self, room: memoryview) -> None:
@@ -298,6 +300,11 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
 
 def _as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _in_words(data: torch.Tensor) -> torch.Tensor:
+    """Bytes by the eight where they can be had so: they are compared several times as fast."""
+    return data if len(data) % 8 else data.view(torch.int64)
 
 
 def _memory(tensor: torch.Tensor) -> memoryview:

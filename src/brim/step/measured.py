@@ -80,7 +80,8 @@ def measured_budget(
     room = float(max(amounts.values()) if limit is None else limit - margin)
     seconds = _fitted(timed, max(timed.values())) if len(timed) > 1 else Budget.tokens(1).seconds
     said = _said(measurement, amounts, room, margin if limit is not None else None)
-    if len(amounts) == 1 and _is_as_probed(room, probed) and not beside_bytes:
+    is_as_probed = room >= (max(amounts.values()) if probed is None else probed)
+    if len(amounts) == 1 and is_as_probed and not beside_bytes:
         return _of_one_shape(next(iter(amounts)), seconds, said)
     fitted = _beside(_raised(_fitted(amounts, room), amounts), beside_bytes)
     most = max(_tokens(*shape) for shape in amounts)
@@ -114,8 +115,9 @@ def bytes_of(measurement: Measurement) -> dict[Shape, int]:
 
 def proven_shapes(measurement: Measurement, room: float) -> tuple[Shape, ...]:
     """What trials ran with no more memory than there is now, or took no more than that."""
-    enough = _is_as_probed(room, room_of(measurement))
-    return tuple(shape for shape, peak_bytes in _trials(measurement) if enough or (peak_bytes is not None and peak_bytes <= room))
+    probed = room_of(measurement)
+    enough = probed is not None and room >= probed
+    return tuple(shape for shape, peak in _trials(measurement) if enough or (peak is not None and peak <= room))
 
 
 def failed_shapes(measurement: Measurement, room: float) -> tuple[Shape, ...]:
@@ -151,10 +153,6 @@ def _seconds_of(measurement: Measurement) -> dict[Shape, float]:
 def _shape(measurement: Measurement, count: int, length: int, target: int = 0) -> Shape:
     longest = measurement.workload.target_length
     return (count, length) if longest is None else (count, length, target or longest)
-
-
-def _is_as_probed(room: float, probed: float | None) -> bool:
-    return probed is None or room >= probed
 
 
 def _tokens(count: Any, *lengths: Any) -> Any:
