@@ -236,6 +236,10 @@ def read_request(
     warnings = check(question.settings, question.config, where.gpu)
     if question.config is None:
         check_module(question.given, has_step=step is not None)
+    if not isinstance(question.model, Model):
+        from brim.prober.trainee import vocabulary_of
+
+        vocabulary_of(question.model, has_step=step is not None)
     return ProbeRequest(
         question=question,
         given=settings,

@@ -204,6 +204,17 @@ class Live:
         return trainee_of(self.model.to(device), self, device)
 
 
+def vocabulary_of(model: nn.Module, *, has_step: bool) -> int | None:
+    """How many tokens a model knows; an error where that is needed to call it, and not known."""
+    vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
+    if vocabulary is None and not has_step:
+        text = _("{name} is no model of transformers, so brim does not know how to call it.").format(name=type(model).__name__)
+        raise UsageError(
+            text, hint=_("In Python: brim.probe(module, step=...), or brim.BatchSizeOptimizer; docs/probe.md shows how.")
+        )
+    return vocabulary
+
+
 def trainee_of(model: nn.Module, subject: Factory | Live, device: str) -> Trainee:
     """A module of somebody's own."""
     model.train()
@@ -211,12 +222,7 @@ def trainee_of(model: nn.Module, subject: Factory | Live, device: str) -> Traine
     if not trained:
         raise UsageError(_("Nothing trains: every parameter is frozen."))
     step, caller = subject.step, cast("Any", model)
-    vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
-    if step is None and vocabulary is None:
-        text = _("{name} is no model of transformers, so brim does not know how to call it.").format(name=type(model).__name__)
-        raise UsageError(
-            text, hint=_("In Python: brim.probe(module, step=...), or brim.BatchSizeOptimizer; docs/probe.md shows how.")
-        )
+    vocabulary = vocabulary_of(model, has_step=step is not None)
 
     def batch_of(shape: Shape) -> Any:
         if step is not None:

@@ -1,0 +1,184 @@
+"""What the tests of trials try: children import it, so it lives in a module."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from brim.memory.setup import Setup
+from brim.prober.shapes import Shape
+from brim.prober.trainee import Trainee
+
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 256,
+}  # fmt: skip
+BERT = {
+    "model_type": "bert", "architectures": ["BertForSequenceClassification"], "hidden_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 128, "max_position_embeddings": 64,
+}  # fmt: skip
+T5 = {
+    "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2,
+    "num_decoder_layers": 2, "num_heads": 2, "vocab_size": 128, "decoder_start_token_id": 0,
+}  # fmt: skip
+
+
+def setup(config: Mapping[str, Any] = LLAMA, **more: Any) -> Setup:
+    return Setup(config=config, **{"task": "causal-lm", "micro_batch": 1, "length": 16, **more})
+
+
+@dataclass(frozen=True)
+class Toy:
+    """One layer. Each part of its step may take more bytes or seconds per sequence, or do something worse.
+
+    Troubles come with the full batch only, of more than one sequence.
+    """
+
+    takes_bytes: Mapping[str, int] = field(default_factory=dict)
+    """For each sequence, by phase."""
+    sleeps: Mapping[int, float] = field(default_factory=dict)
+    """Seconds for each sequence of a batch, by its size."""
+    trouble: str = ""
+    where: str = "forward"
+
+    def build(self, device: str) -> Trainee:
+        torch.manual_seed(0)
+        layer = nn.Linear(8, 8)
+        optimizer = Hungry(layer.parameters(), self)
+        return Trainee(
+            layer, optimizer, self._batch, lambda batch: self._loss(layer, optimizer, batch), "cpu", evaluation=self._evaluate
+        )
+
+    def _batch(self, shape: Shape) -> torch.Tensor:
+        return torch.ones(shape.sequences, 8)
+
+    def _loss(self, layer: nn.Module, optimizer: Hungry, batch: torch.Tensor) -> torch.Tensor:
+        size = len(batch)
+        optimizer.size, optimizer.largest = size, max(size, optimizer.largest)
+        time.sleep(size * self.sleeps.get(size, 0.0))
+        self.meet("forward", size)
+        loss: torch.Tensor = layer(batch).pow(2).mean()
+        return Meeting.apply(loss, self, size)  # type: ignore[no-any-return]
+
+    def _evaluate(self, batch: torch.Tensor) -> None:
+        self.meet("evaluation", len(batch))
+
+    def meet(self, phase: str, size: int) -> None:
+        """What this phase has in store."""
+        if size == 1:
+            return
+        held = torch.ones(size * self.takes_bytes.get(phase, 0) // 4)
+        del held
+        if self.trouble and phase == self.where:
+            TROUBLES[self.trouble]()
+
+
+class Meeting(torch.autograd.Function):
+    """In backward, the subject's own trouble."""
+
+    @staticmethod
+    def forward(context: Any, loss: torch.Tensor, subject: Toy, size: int) -> torch.Tensor:
+        context.subject, context.size = subject, size
+        return loss.clone()
+
+    @staticmethod
+    def backward(context: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        context.subject.meet("backward", context.size)
+        return grad, None, None
+
+
+class Hungry(torch.optim.SGD):
+    """Takes more in its step and in its checkpoint."""
+
+    def __init__(self, parameters: Any, subject: Toy) -> None:
+        super().__init__(parameters, lr=0.01)
+        self.subject, self.size, self.largest = subject, 1, 1
+
+    def step(self, closure: Any = None) -> Any:
+        self.subject.meet("optimizer", self.size)
+        return super().step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        self.subject.meet("saving", self.largest)
+        return super().state_dict()
+
+
+def _kill(number: int) -> None:
+    os.kill(os.getpid(), number)
+    time.sleep(60)
+
+
+def _fail() -> None:
+    raise ValueError("the shapes of my layers do not agree")
+
+
+TROUBLES: dict[str, Callable[[], object]] = {
+    "killed": lambda: _kill(signal.SIGKILL),
+    "illegal": lambda: _kill(signal.SIGILL),
+    "error": _fail,
+    "hang": lambda: time.sleep(600),
+    "exit": lambda: sys.exit(4),
+    "exit at once": lambda: os._exit(3),
+}
+
+
+def tiny_llama() -> Any:
+    """As `module:function`."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(**{name: value for name, value in LLAMA.items() if name not in {"model_type", "architectures"}})
+    )
+
+
+def broken_llama() -> Any:
+    """Cannot be called with a mask: an error that no size mends."""
+    model = tiny_llama()
+    model.forward = _no_forward
+    return model
+
+
+def _no_forward(**_batch: Any) -> Any:
+    raise ValueError("expanded size (2048) must match (2)")
+
+
+class Plain(nn.Module):
+    """A model that is not of transformers."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.words, self.body, self.head = nn.Embedding(64, width), nn.Linear(width, width), nn.Linear(width, 64)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(torch.relu(self.body(self.words(tokens))))
+        return logits
+
+
+def plain_step(model: nn.Module, micro_batch: int, seq_len: int) -> torch.Tensor:
+    tokens = torch.randint(0, 64, (micro_batch, seq_len))
+    return nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+
+def train_plainly(size: int, length: int, steps: int) -> int:
+    """A loop that a person would write, of the tiny Llama: nothing of the prober is in it."""
+    torch.manual_seed(0)
+    model = tiny_llama()
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    mask = torch.ones(size, length, dtype=torch.long)
+    mask[:, -1] = 0
+    for _step in range(steps):
+        tokens = torch.randint(0, 256, (size, length))
+        model(input_ids=tokens, attention_mask=mask, labels=tokens.clone()).loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return steps
