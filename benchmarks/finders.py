@@ -337,7 +337,7 @@ class Finder:
         )
         return (
             f"{self.name:<22}{answers:>8}{'yes' if self.is_valid else 'NO':>8}{len(self.searches[-1].tried):>7}"
-            f"{self.wall_seconds:>9.1f}{search:>10.1f}{cpu:>8.1f}{ratio:>9.2f}  {tried}  {self.trouble}"
+            f"{self.wall_seconds:>9.1f}{search:>10.1f}{cpu:>8.1f}{ratio:>9.2f}  {' '.join([tried, self.trouble]).strip()}"
         )
 
 

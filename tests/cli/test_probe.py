@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ import pytest
 import brim
 from brim.machine.budget import ForkServer
 from brim.records import Measurement
-from tests.prober.conftest import kept
+from tests.prober.conftest import kept, shared_server
 from tests.prober.subjects import LLAMA
 
 if TYPE_CHECKING:
@@ -34,9 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with ForkServer() as server:
-        yield server
+def server() -> ForkServer:
+    return shared_server()
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +123,7 @@ def test_where_nothing_fits_it_ends_with_one(cli: Cli, folder: Path, server: For
     assert ended.out == ""
 
 
+@pytest.mark.slow
 def test_an_interruption_leaves_what_was_found_and_nobody_running(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
     path = tmp_path / "probe.json"

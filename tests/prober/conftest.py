@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import pytest
 
 from brim.machine.budget import ForkServer
-
 
 MODULES = (
     "torch", "torch._dynamo", "transformers", "transformers.models.llama.modeling_llama", "peft", "brim.prober.trial",
@@ -17,11 +18,18 @@ MODULES = (
 )  # fmt: skip
 
 
+@cache
+def shared_server() -> ForkServer:
+    """The one of this process; it ends with it."""
+    server = ForkServer()
+    atexit.register(server.close)
+    server.run(int, preload=MODULES)
+    return server
+
+
 @pytest.fixture(scope="session")
-def server() -> Iterator[ForkServer]:
-    with ForkServer() as server:
-        server.run(int, preload=MODULES)
-        yield server
+def server() -> ForkServer:
+    return shared_server()
 
 
 @contextmanager

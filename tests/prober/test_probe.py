@@ -237,7 +237,7 @@ def test_the_loader_is_measured_with_the_data(with_data: Measurement) -> None:
 
 def test_a_function_that_builds_a_model_of_transformers(one_server: None) -> None:
     record = brim.probe(
-        "tests.prober.subjects:tiny_llama", device="cpu", memory=MEMORY, seq_len=64, objective="largest", max_trials=2
+        "tests.prober.subjects:tiny_llama", device="cpu", memory=MEMORY, seq_len=64, objective="largest", effective_batch=8
     )
     assert record.largest is not None
     assert record.trials[0].verdict in {"ok", "out-of-memory"}

@@ -56,6 +56,7 @@ def test_a_step_has_as_many_micro_batches_as_the_promise_says(passed: tuple[Tria
     trial, _seen = passed
     assert trial.micro_batch_seconds
     assert trial.update_seconds
+    assert trial.step_seconds
     assert trial.step_seconds == pytest.approx(2 * trial.micro_batch_seconds + trial.update_seconds)
     assert trial.tokens_per_second == pytest.approx(8 * 16 / trial.step_seconds)
     assert trial.wait_seconds is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -125,11 +125,11 @@ def test_a_survey_leaves_out_what_is_slower_than_the_fastest() -> None:
     points = survey(Toy(sleeps={4: 0.02}), shapes, exam, "cpu", 1e-6, a_device())
     assert [(point.shape.sequences, point.shape.length) for point in points] == [(4, 16), (4, 8), (1, 16)]
     points = survey(Toy(), shapes, exam, "cpu", 1e6, a_device())
-    assert [point.shape for point in points if point.shape.length == 16][0] == shapes[0]
+    assert next(point.shape for point in points if point.shape.length == 16) == shapes[0]
 
 
 def test_a_loss_that_is_no_loss_is_refused() -> None:
-    layer = torch.nn.Linear(2, 2)
+    layer, wrong = torch.nn.Linear(2, 2), cast("Any", None)
     for wrong in (lambda batch: 3.0, lambda batch: layer(torch.ones(1, 2)), lambda batch: torch.ones(())):
         trainee = Trainee(layer, None, lambda shape: shape, wrong, "cpu")
         with pytest.raises(UsageError, match="one number"):

@@ -43,7 +43,7 @@ PROBE_OPTIONS = (
     option(
         "--margin",
         metavar="X",
-        help=N_("Memory that stays free in every trial: 256MiB or 2%. Default: 0.5% on the CPU, else 2%."),
+        help=N_("Memory that stays free in every trial: 256MiB or 2%. Default: on the CPU 0.5%, else 2%."),
     ),
     option("--max-trials", **_POSITIVE, help=N_("Stop after so many trials. Default: 12.")),
     option(
