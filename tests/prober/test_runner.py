@@ -12,7 +12,7 @@ from brim.machine.recorded import RecordedDevice, Recording
 from brim.prober.promise import Promise
 from brim.prober.runner import Runner
 from brim.prober.shapes import Shape
-from brim.prober.trainee import Configured
+from brim.prober.subjects import Configured
 from brim.prober.trial import Exam
 from brim.records import Trial
 from brim.sizes import GIB, MIB

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +15,8 @@ from brim.machine.recorded import RecordedDevice, Recording
 from brim.prober.promise import Promise
 from brim.prober.runner import Runner
 from brim.prober.shapes import Shape
-from brim.prober.trainee import Configured, Trainee, make_optimizer
+from brim.prober.subjects import Configured
+from brim.prober.trainee import Trainee, make_optimizer
 from brim.prober.trial import Exam, Notes, device_of, examine, survey
 from brim.sizes import GIB
 from tests.prober.subjects import BERT, T5, Toy, setup
@@ -129,8 +130,9 @@ def test_a_survey_leaves_out_what_is_slower_than_the_fastest() -> None:
 
 
 def test_a_loss_that_is_no_loss_is_refused() -> None:
-    layer, wrong = torch.nn.Linear(2, 2), cast("Any", None)
-    for wrong in (lambda batch: 3.0, lambda batch: layer(torch.ones(1, 2)), lambda batch: torch.ones(())):
+    layer = torch.nn.Linear(2, 2)
+    losses: list[Any] = [lambda batch: 3.0, lambda batch: layer(torch.ones(1, 2)), lambda batch: torch.ones(())]
+    for wrong in losses:
         trainee = Trainee(layer, None, lambda shape: shape, wrong, "cpu")
         with pytest.raises(UsageError, match="one number"):
             trainee.forward(None)

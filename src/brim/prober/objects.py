@@ -20,7 +20,7 @@ from brim.errors import UsageError, out_of_memory_family
 from brim.locale import _
 from brim.machine import child
 from brim.prober.snapshot import unchanged
-from brim.prober.trainee import Live, Trainee
+from brim.prober.trainee import Trainee
 from brim.prober.trial import device_of, examine, warm_up
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from brim.prober.runner import Runner
     from brim.prober.shapes import Shape
-    from brim.prober.trainee import Subject
+    from brim.prober.subjects import Live, Subject
     from brim.prober.trial import Exam
     from brim.records import Trial
 

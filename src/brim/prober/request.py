@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from brim.prober.prediction import Prediction
     from brim.prober.rows import TokenRows
-    from brim.prober.trainee import Subject
+    from brim.prober.subjects import Subject
     from brim.prober.trial import Exam
 
 MOST_SEQUENCES: Final = 4096
@@ -158,7 +159,7 @@ class ProbeRequest:
 
     def subject(self) -> Subject:
         """What is tried."""
-        from brim.prober.trainee import Configured, Factory, Live
+        from brim.prober.subjects import Configured, Factory, Live
 
         model, settings = self.question.model, self.settings
         of_module: dict[str, Any] = {
@@ -168,9 +169,9 @@ class ProbeRequest:
             "step": self.question.step,
         }
         if not isinstance(model, Model):
-            return Live(model, **of_module)
+            return Live(model=model, **of_module)
         if model.config is None:
-            return Factory(model.given, **of_module)
+            return Factory(given=model.given, **of_module)
         return Configured(self.question.setup())
 
     def must_run_here(self) -> bool:
@@ -184,7 +185,7 @@ class ProbeRequest:
     def modules(self) -> tuple[str, ...]:
         """What a trial needs beside torch: imported once."""
         config = self.question.config
-        found = [] if config is None else ["transformers", _module_of(str(config.get("model_type")))]
+        found = [] if config is None else ["transformers", *filter(None, [_module_of(str(config.get("model_type")))])]
         if self.settings.method != "full":
             found.append("peft")
         if self.settings.method in {"qlora", "lora-8bit"} or self.settings.optimizer.endswith("8bit"):
@@ -192,12 +193,13 @@ class ProbeRequest:
         return tuple(found)
 
 
-def _module_of(model_type: str) -> str:
-    """Where transformers keeps this kind of model."""
-    from transformers.models.auto.configuration_auto import model_type_to_module_name
-
-    name = model_type_to_module_name(model_type)
-    return f"transformers.models.{name}.modeling_{name}"
+def _module_of(model_type: str) -> str | None:
+    """Where transformers keeps this kind of model, looked up without importing it; None: not where it is expected."""
+    name = model_type.replace("-", "_")
+    found = find_spec("transformers")
+    folders = list(found.submodule_search_locations or ()) if found is not None else []
+    is_there = any(Path(folder, "models", name, f"modeling_{name}.py").is_file() for folder in folders)
+    return f"transformers.models.{name}.modeling_{name}" if is_there else None
 
 
 def read_request(

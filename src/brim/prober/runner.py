@@ -20,7 +20,7 @@ from brim.locale import _
 from brim.machine.budget import ForkServer
 from brim.machine.device import Device
 from brim.prober.promise import Promise
-from brim.prober.trainee import Subject
+from brim.prober.subjects import Subject
 from brim.prober.trial import Exam, Notes, Told, examine, survey, warm_up
 from brim.records import ShapePoint, Trial
 from brim.sizes import MIB
@@ -199,7 +199,5 @@ def _nothing() -> None:
 
 
 def _is_there(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
+    """Whether its package is installed: to look for the module itself would import the package."""
+    return importlib.util.find_spec(module.partition(".")[0]) is not None

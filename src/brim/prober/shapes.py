@@ -37,7 +37,7 @@ class Shape:
 
 def mixed_shapes(longest: Shape, lengths: Lengths | None) -> tuple[Shape, ...]:
     """The micro-batches of a step of mixed lengths, a quarter of the size each: the data's own lengths, else parts of the longest."""
-    shares = (0.75, 0.5, 0.25) if lengths is None else [_share(lengths, quantile, longest) for quantile in _QUANTILES]
+    shares = (0.5, 0.25) if lengths is None else [_share(lengths, quantile, longest) for quantile in _QUANTILES]
     return tuple(longest.part(share, 0.25) for share in shares)
 
 

@@ -1,7 +1,6 @@
 """Somebody to train: a model with its optimizer, its precision and its batches, as a trial steps it.
 
-`Subject` says what is tried and travels to the child process; there it builds the `Trainee`. Weights are fresh: memory and time do not
-depend on their values, and nobody's weights are touched.
+`brim.prober.subjects` says what is tried and travels to the child process; there it becomes a `Trainee`.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import contextlib
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -18,7 +17,6 @@ from torch import nn
 from brim.errors import RunError, UnsupportedError, UsageError
 from brim.locale import _
 from brim.machine import child
-from brim.memory.setup import Setup
 from brim.memory.tracing.building import HALVES, build_model, make_batch
 from brim.memory.tracing.measured import PlainLion
 from brim.prober.quantized import quantize
@@ -28,13 +26,8 @@ from brim.workload.words import Optimizer, Precision
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
-class Subject(Protocol):
-    """What is tried: it travels to the child, and builds itself there."""
-
-    def build(self, device: str) -> Trainee:
-        """On a device of torch."""
-        ...
+    from brim.memory.setup import Setup
+    from brim.prober.subjects import OwnModule
 
 
 @dataclass
@@ -117,40 +110,33 @@ class _Nowhere(io.RawIOBase):
         return memoryview(data).nbytes
 
 
-@dataclass(frozen=True)
-class Configured:
+def configured(setup: Setup, device: str) -> Trainee:
     """A model of transformers with fresh weights, prepared as it would be for training."""
+    torch.manual_seed(0)
+    if setup.attention == "flash2" and torch.device(device).type != "cuda":
+        raise UnsupportedError(_("flash2 runs on CUDA cards alone, and this is {device}.").format(device=device))
+    model = _quantized(setup, device) if setup.method in {"qlora", "lora-8bit"} else build_model(setup, device=device)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trained:
+        raise UsageError(_("Nothing trains: every parameter is frozen."))
+    caller: Any = model
 
-    setup: Setup
+    def batch_of(shape: Shape) -> dict[str, Any]:
+        from dataclasses import replace
 
-    def build(self, device: str) -> Trainee:
-        """On a device of torch."""
-        torch.manual_seed(0)
-        setup = self.setup
-        if setup.attention == "flash2" and torch.device(device).type != "cuda":
-            raise UnsupportedError(_("flash2 runs on CUDA cards alone, and this is {device}.").format(device=device))
-        model = _quantized(setup, device) if setup.method in {"qlora", "lora-8bit"} else build_model(setup, device=device)
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if not trained:
-            raise UsageError(_("Nothing trains: every parameter is frozen."))
-        caller: Any = model
+        asked = replace(
+            setup,
+            micro_batch=shape.sequences,
+            length=shape.length,
+            target_length=shape.target_length or None,
+            padded=shape.padded,
+        )
+        return make_batch(asked, device=device)
 
-        def batch_of(shape: Shape) -> dict[str, Any]:
-            from dataclasses import replace
-
-            asked = replace(
-                setup,
-                micro_batch=shape.sequences,
-                length=shape.length,
-                target_length=shape.target_length or None,
-                padded=shape.padded,
-            )
-            return make_batch(asked, device=device)
-
-        return Trainee(
-            model, make_optimizer(setup.optimizer, trained), batch_of, lambda batch: caller(**batch).loss, device,
-            setup.precision, setup.max_grad_norm,
-        )  # fmt: skip
+    return Trainee(
+        model, make_optimizer(setup.optimizer, trained), batch_of, lambda batch: caller(**batch).loss, device,
+        setup.precision, setup.max_grad_norm,
+    )  # fmt: skip
 
 
 def _quantized(setup: Setup, device: str) -> nn.Module:
@@ -171,39 +157,6 @@ def _without_limit() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
-@dataclass(frozen=True)
-class Factory:
-    """A model that `module:function` builds, called as transformers' models are, or by a step of the user's own."""
-
-    given: str
-    optimizer: Optimizer = "adamw"
-    precision: Precision = "fp32"
-    max_grad_norm: float | None = 1.0
-    step: Callable[[nn.Module, int, int], Any] | None = None
-
-    def build(self, device: str) -> Trainee:
-        """On a device of torch."""
-        from brim.workload.resolve import find_model
-
-        torch.manual_seed(0)
-        return trainee_of(find_model(self.given).build(device).to(device), self, device)
-
-
-@dataclass(frozen=True)
-class Live:
-    """A module that exists already, sent to the child as it is."""
-
-    model: nn.Module
-    optimizer: Optimizer = "adamw"
-    precision: Precision = "fp32"
-    max_grad_norm: float | None = 1.0
-    step: Callable[[nn.Module, int, int], Any] | None = None
-
-    def build(self, device: str) -> Trainee:
-        """On a device of torch."""
-        return trainee_of(self.model.to(device), self, device)
-
-
 def vocabulary_of(model: nn.Module, *, has_step: bool) -> int | None:
     """How many tokens a model knows; an error where that is needed to call it, and not known."""
     vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
@@ -215,7 +168,7 @@ def vocabulary_of(model: nn.Module, *, has_step: bool) -> int | None:
     return vocabulary
 
 
-def trainee_of(model: nn.Module, subject: Factory | Live, device: str) -> Trainee:
+def trainee_of(model: nn.Module, subject: OwnModule, device: str) -> Trainee:
     """A module of somebody's own."""
     model.train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, Final
 from brim.machine import child
 from brim.machine.device import CpuDevice, Device, TorchDevice
 from brim.prober.shapes import Shape
-from brim.step.oom import failure_of, release
 from brim.workload.words import Phase
 
 if TYPE_CHECKING:
-    from brim.prober.trainee import Subject, Trainee
+    from brim.prober.subjects import Subject
+    from brim.prober.trainee import Trainee
 
 
 @dataclass(frozen=True)
@@ -174,6 +174,8 @@ def examine(
     try:
         examiner.run(subject, name)
     except Exception as error:
+        from brim.step.oom import failure_of, release
+
         failure = failure_of(error, examiner.notes.phase)
         if failure is None:
             raise

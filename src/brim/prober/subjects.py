@@ -1,0 +1,78 @@
+"""What is tried: it travels to the child process, and becomes a `Trainee` there.
+
+Nothing heavy is imported here: the trials' server starts before this process has torch. Weights are fresh: memory and time do not depend on
+their values, and nobody's weights are touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from brim.memory.setup import Setup
+from brim.workload.words import Optimizer, Precision
+
+if TYPE_CHECKING:
+    from brim.prober.trainee import Trainee
+
+
+class Subject(Protocol):
+    """What is tried."""
+
+    def build(self, device: str) -> Trainee:
+        """On a device of torch."""
+        ...
+
+
+@dataclass(frozen=True)
+class Configured:
+    """A model of transformers."""
+
+    setup: Setup
+
+    def build(self, device: str) -> Trainee:
+        """On a device of torch."""
+        from brim.prober.trainee import configured
+
+        return configured(self.setup, device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnModule:
+    """A module of somebody's own, called as transformers' models are, or by a step of its own."""
+
+    optimizer: Optimizer = "adamw"
+    precision: Precision = "fp32"
+    max_grad_norm: float | None = 1.0
+    step: Callable[[Any, int, int], Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factory(OwnModule):
+    """A module that `module:function` builds."""
+
+    given: str
+
+    def build(self, device: str) -> Trainee:
+        """On a device of torch."""
+        import torch
+
+        from brim.prober.trainee import trainee_of
+        from brim.workload.resolve import find_model
+
+        torch.manual_seed(0)
+        return trainee_of(find_model(self.given).build(device).to(device), self, device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Live(OwnModule):
+    """A module that exists already, sent to the child as it is."""
+
+    model: Any
+
+    def build(self, device: str) -> Trainee:
+        """On a device of torch."""
+        from brim.prober.trainee import trainee_of
+
+        return trainee_of(self.model.to(device), self, device)
