@@ -14,7 +14,7 @@ from brim.machine.budget import ForkServer
 
 MODULES = (
     "torch", "torch._dynamo", "transformers", "transformers.models.llama.modeling_llama", "peft", "brim.prober.trial",
-    "brim.prober.trainee", "tests.prober.subjects", "tests.prober.frozen",
+    "brim.prober.trainee", "tests.prober.subjects",
 )  # fmt: skip
 
 

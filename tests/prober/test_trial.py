@@ -67,8 +67,8 @@ def test_the_exam_in_its_order() -> None:
     told = examine(diary, exam, "cpu", None, a_device())
     assert diary.entries == [
         (1, 16, True), "update",
-        (1, 16, True), (6, 16, True), "update",
         (1, 16, True), (6, 16, False), "update",
+        (1, 16, True), (6, 16, True), "update",
         (2, 12, True), (2, 4, True), "update",
         (5, 16, True), "evaluation",
         "save",

@@ -119,10 +119,15 @@ def serve(descriptor: int) -> None:
         assert isinstance(task, Task)
         # Modules that the parent can import from where it stands must be importable here too.
         sys.path[:] = task.sys_path
+        known = len(sys.modules)
         for module in task.preload:
             # A module that cannot be imported is the task's failure, told with its traceback, not the server's.
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
+        if len(sys.modules) > known:
+            # What was imported stays: no fork need look through it for garbage, and so copy all its pages.
+            gc.collect()
+            gc.freeze()
         pid = os.fork()
         if pid == 0:
             connection.close()

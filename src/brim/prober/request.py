@@ -132,7 +132,7 @@ class ProbeRequest:
         longest = replace(self.longest, sequences=size)
         return Exam(
             longest=longest,
-            masks=(True, False) if self.settings.padded else (False, False),
+            masks=(False, self.settings.padded),
             mixed=mixed_shapes(longest, self.lengths),
             evaluation=replace(longest, sequences=self.settings.eval_batch or size),
             accumulates=self.accumulates(size),

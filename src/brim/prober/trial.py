@@ -34,8 +34,8 @@ class Exam:
 
     longest: Shape
     """The full micro-batch: the longest sequences."""
-    masks: tuple[bool, ...] = (True, False)
-    """One optimizer step of the full size each: with a mask that has zeros, and without."""
+    masks: tuple[bool, ...] = (False, True)
+    """One optimizer step of the full size each: without a mask, and with one that has zeros. The last is the one that is timed."""
     mixed: tuple[Shape, ...] = ()
     """One further optimizer step of these micro-batches."""
     evaluation: Shape | None = None

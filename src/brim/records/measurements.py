@@ -41,7 +41,7 @@ class Trial:
     step_seconds: Seconds | None = None
     """One optimizer step at the effective batch, synchronised and after warm-up: its micro-batches and the update."""
     micro_batch_seconds: Seconds | None = None
-    """Forward and backward of one micro-batch of this size; the median where several were timed."""
+    """Forward and backward of one micro-batch of this size, after one that was not counted."""
     update_seconds: Seconds | None = None
     """Clipping and the optimizer's step."""
     wait_seconds: Seconds | None = None
