@@ -10,7 +10,7 @@ from pydantic import Field
 from brim.locale import _
 from brim.machine.records import Machine
 from brim.record import STRICT, Bytes, Count, PositiveInt, Record, Seconds
-from brim.records.predictions import MemoryPrediction
+from brim.records.predictions import DataReport, MemoryPrediction
 from brim.workload.records import Workload
 from brim.workload.settings import Settings
 from brim.workload.words import Phase
@@ -28,6 +28,8 @@ class Trial:
     micro_batch: PositiveInt
     max_length: PositiveInt
     verdict: TrialVerdict
+    accumulates: bool = False
+    """Whether gradients of another micro-batch of the step were alive."""
     phase: Phase | None = None
     """Where it failed; None if it did not."""
     steps: Count = 0
@@ -69,6 +71,10 @@ class ShapePoint:
     """Counted as `Trial.peak_device_bytes`."""
     seconds: Seconds
     """Forward and backward."""
+    accumulates: bool = False
+    """As `Trial.accumulates`."""
+    tokens_per_second: Annotated[float, Field(ge=0)] | None = None
+    """As `Trial.tokens_per_second`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +149,10 @@ class Measurement(Record):
     """What the step may take, the margin included; None: not known."""
     margin_bytes: Bytes = 0
     """Every trial ran with this much less than the limit."""
+    gradient_bytes: Bytes | None = None
+    """Gradients of all that trains: what a micro-batch needs more that does not come alone. None: not known."""
+    data: DataReport | None = None
+    """What is known of the data's lengths; None where only a length was given."""
     trials: tuple[Trial, ...]
     points: tuple[ShapePoint, ...] = ()
     """Smaller shapes, run one after the other in one further process: for the cost model, and for the curve of the throughput."""
