@@ -55,8 +55,15 @@ def measurement(
     lengths = (length,) if target is None else (length, target)
     settings = settings or Settings(accumulation=2)
     task: Any = settings.task or ("seq2seq" if target is not None else "causal-lm")
-    trials = [_trial(size, lengths, bytes_of, seconds_of) for size in ran]
-    trials += [Trial(micro_batch=size, max_length=length, verdict="out-of-memory", phase="backward") for size in failed]
+
+    def is_among_others(size: int) -> bool:
+        return settings.accumulation > 1 or size < effective_batch
+
+    trials = [replace(_trial(size, lengths, bytes_of, seconds_of), accumulates=is_among_others(size)) for size in ran]
+    trials += [
+        Trial(micro_batch=size, max_length=length, verdict="out-of-memory", phase="backward", accumulates=is_among_others(size))
+        for size in failed
+    ]
     proven = [
         Proven(micro_batch=trial.micro_batch, tokens_per_second=1000.0, peak_bytes=trial.peak_device_bytes or 0)
         for trial in trials
@@ -75,7 +82,7 @@ def measurement(
         limit_bytes=limit_bytes,
         margin_bytes=margin_bytes,
         trials=tuple(trials),
-        points=tuple(_point(shape, bytes_of, seconds_of) for shape in shapes),
+        points=tuple(replace(_point(shape, bytes_of, seconds_of), accumulates=is_among_others(shape[0])) for shape in shapes),
         largest=max(proven, key=lambda each: each.micro_batch, default=None),
         fastest=max(proven, key=lambda each: each.micro_batch, default=None),
         fit=line(trials),

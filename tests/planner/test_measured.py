@@ -117,6 +117,39 @@ def test_seconds_follow_the_micro_batches_and_updates_that_were_timed(tiny: str)
     assert 1.1 < slower.speed.step_seconds / found.speed.step_seconds < 1.6
 
 
+def test_the_order_of_two_cuts_is_that_of_the_sizes_that_were_timed(tiny: str) -> None:
+    seconds = {17: 0.0816, 70: 0.482}
+    probe = probe_of(tiny, ran=(17, 70), length=64, seconds_of=lambda size, _length: seconds[size], limit_bytes=4 * GIB)
+    wishes: dict[str, Any] = {"seq_len": 64, "effective_batch": 64}
+    small, large = (best_of(tiny, probe, micro_batch=size, **wishes).speed for size in (16, 64))
+    assert small is not None
+    assert large is not None
+    assert small.step_seconds < large.step_seconds
+    assert small.step_seconds == pytest.approx(4 * 0.0816 * 16 / 17 + 0.02, rel=0.1)
+    assert large.step_seconds == pytest.approx(0.482 * 64 / 70 + 0.02, rel=0.1)
+    found = brim.plan(tiny, probe=probe, checkpointing="none", **wishes)
+    assert found.best is not None
+    assert found.best.micro_batch <= 17
+    assert any("a curve of the 2 sizes that were timed" in text for text in found.assumptions)
+
+
+def test_points_of_the_full_length_are_part_of_the_curve_and_others_are_not(tiny: str) -> None:
+    def point(size: int, seconds: float, length: int = LENGTH, padded: bool = True) -> ShapePoint:
+        return ShapePoint(sequences=size, length=length, padded=padded, peak_bytes=20 * MIB, seconds=seconds)
+
+    probe = probe_of(tiny, ran=(8,), seconds_of=lambda _size, _length: 3.0)
+    points = point(2, 1.0), point(2, 2.0), point(8, 2.5), point(4, 0.1, length=128), point(5, 0.1, padded=False), point(6, 0.0)
+    request = make_request(tiny, probe=replace(probe, points=points), **PLAIN)
+    assert request.measured is not None
+    assert list(request.measured.factors) == [2, 8]
+    option = Option(request, request.base, Sampler(request), rates_of(request.where, request.host_cores))
+    option.trace()
+    roofline = option.speed.roofline
+    assert roofline.micro_batch_seconds(2, LENGTH) == pytest.approx(1.0, rel=0.01)
+    assert roofline.micro_batch_seconds(8, LENGTH) == pytest.approx(2.5, rel=0.01)
+    assert roofline.optimizer_seconds() == pytest.approx(0.02, rel=0.01)
+
+
 def test_another_structure_takes_as_much_of_its_prediction_as_the_one_that_ran(tiny: str) -> None:
     probe = probe_of(tiny, 1.3)
     wishes: dict[str, Any] = {"checkpointing": "full", "micro_batch": 8, "effective_batch": 16}
@@ -156,14 +189,38 @@ def test_gradients_are_added_where_the_probe_had_none_beside_it(tiny: str) -> No
     assert option.device_bytes(several) >= option.device_bytes(single) + option.gradient_bytes
 
 
-def test_a_size_that_ran_as_the_only_one_of_its_step_proves_nothing_beside_others(tiny: str) -> None:
+def test_a_size_that_ran_as_the_only_one_of_its_step_proves_that_cut_and_no_other(tiny: str) -> None:
+    taken = predicted(tiny, 8, 1)
+    # Alone, 8 fit to the byte: beside the gradients of another micro-batch they do not.
     probe = probe_of(
-        tiny, settings=Settings(accumulation=1), effective_batch=8, limit_bytes=int(1.1 * predicted(tiny, 8)), margin_bytes=0
+        tiny, accumulation=1, effective_batch=8, ran=(8,), bytes_of=lambda *_shape: taken, limit_bytes=taken, margin_bytes=0
     )
-    assert best_of(tiny, probe, effective_batch=8).micro_batch == 8
-    measured = make_request(tiny, probe=probe, **PLAIN).measured
-    assert measured is not None
-    assert [trial.micro_batch for trial in measured.evidence(accumulates=True).trials] == [4]
+    found = best_of(tiny, probe, effective_batch=8)
+    assert (found.micro_batch, found.accumulation) == (8, 1)
+    assert not brim.plan(tiny, probe=probe, effective_batch=16, micro_batch=8, **PLAIN).fits
+    request = make_request(tiny, probe=probe, effective_batch=16, **PLAIN)
+    option = Option(request, request.base, Sampler(request), rates_of(request.where, request.host_cores))
+    several = next(cut for cut in request.cuts if cut.micro_batch == 8)
+    assert option.device_bytes(several) == taken + option.gradient_bytes
+
+
+def test_gradients_are_those_that_the_probe_has_counted(tiny: str) -> None:
+    probe = probe_of(tiny, 1.0, accumulation=1, gradient_bytes=50 * MIB)
+    alone = probe.trials[1].peak_device_bytes
+    assert alone is not None
+    assert bytes_at(tiny, probe, 8) == alone + 50 * MIB
+    assert bytes_at(tiny, probe, 6) == pytest.approx(predicted(tiny, 6, 1) + 50 * MIB, rel=0.01)
+    assert budget(tiny, probe=probe) == brim.Budget.measured(probe)
+
+
+def test_a_failure_beside_others_is_not_disproved_by_a_larger_size_that_ran_alone(tiny: str) -> None:
+    probe = probe_of(tiny, 1.0, accumulation=1, effective_batch=8, ran=(2, 8), failed=(4,))
+    found = brim.plan(tiny, probe=probe, effective_batch=8, **PLAIN)
+    assert found.best is not None
+    assert found.best.micro_batch == 8
+    assert any("gradients of other micro-batches at 8 sequences" in text for text in found.assumptions)
+    assert not brim.plan(tiny, probe=probe, effective_batch=8, micro_batch=4, **PLAIN).fits
+    assert brim.plan(tiny, probe=probe, effective_batch=4, micro_batch=4, **PLAIN).fits
 
 
 def test_the_loader_is_the_one_that_was_measured(tiny: str) -> None:
@@ -269,6 +326,9 @@ def test_files_that_hold_no_probe_are_errors_that_say_so(tiny: str, tmp_path: Pa
     other = brim.estimate(tiny, device="cpu", memory=GIB, seq_len=64).write(tmp_path / "estimate.json")
     with pytest.raises(RecordError, match=r"holds brim\.estimate/1, and brim\.probe/1 is needed"):
         make_request(tiny, probe=other, **PLAIN)
+    probe = probe_of(tiny)
+    with pytest.raises(UsageError, match=r"trials\[1\]\.max_length of the probe is more than"):
+        make_request(tiny, probe=replace(probe, trials=(probe.trials[0], replace(probe.trials[1], max_length=10**9))), **PLAIN)
 
 
 def test_an_unfinished_probe_is_used_with_a_warning_and_an_empty_one_is_not(tiny: str) -> None:
@@ -276,6 +336,18 @@ def test_an_unfinished_probe_is_used_with_a_warning_and_an_empty_one_is_not(tiny
     assert any("not finished" in text for text in found.warnings)
     with pytest.raises(UsageError, match="Nothing ran in this probe"):
         make_request(tiny, probe=probe_of(tiny, ran=(), failed=(1,)), **PLAIN)
+
+
+def test_a_probe_that_ended_before_anything_ran_does_not_blame_memory(tiny: str) -> None:
+    with pytest.raises(UsageError, match="ended before any size had run: its time or its trials") as caught:
+        make_request(tiny, probe=probe_of(tiny, ran=(), failed=(8,), complete=False), **PLAIN)
+    assert "memory" not in str(caught.value.hint)
+
+
+def test_an_unfinished_probe_of_one_size_says_that_all_bytes_come_from_it(tiny: str) -> None:
+    one, two = (brim.plan(tiny, probe=probe_of(tiny, ran=ran, complete=False), **PLAIN).warnings for ran in ((8,), (4, 8)))
+    assert any("Only one size ran, 8 x 256 tokens" in text for text in one)
+    assert not any("Only one size" in text for text in two)
 
 
 @pytest.mark.parametrize("factor", [0.9, 1.2])

@@ -126,6 +126,7 @@ TROUBLES: dict[str, Callable[[], object]] = {
     "error": _fail,
     "hang": lambda: time.sleep(600),
     "exit": lambda: sys.exit(4),
+    "exit without a word": lambda: sys.exit(0),
     "exit at once": lambda: os._exit(3),
 }
 
@@ -149,6 +150,11 @@ def _no_forward(**_batch: Any) -> Any:
     raise ValueError("expanded size (2048) must match (2)")
 
 
+def plain() -> nn.Module:
+    """As `module:function`; nothing says how to call it."""
+    return Plain()
+
+
 class Plain(nn.Module):
     """A model that is not of transformers."""
 
@@ -164,6 +170,63 @@ class Plain(nn.Module):
 def plain_step(model: nn.Module, micro_batch: int, seq_len: int) -> torch.Tensor:
     tokens = torch.randint(0, 64, (micro_batch, seq_len))
     return nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+
+class Table(nn.Module):
+    """Most of its weights are a table that does not train; a batch takes little beside it."""
+
+    def __init__(self, rows: int = 100_000, width: int = 256) -> None:
+        super().__init__()
+        self.words = nn.Embedding(rows, width).requires_grad_(False)
+        self.body, self.head = nn.Linear(width, width), nn.Linear(width, 10)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(torch.relu(self.body(self.words(tokens))).mean(1))
+        return found
+
+
+def table_step(model: nn.Module, micro_batch: int, seq_len: int) -> torch.Tensor:
+    tokens = torch.zeros(micro_batch, seq_len, dtype=torch.long)
+    return nn.functional.cross_entropy(model(tokens), tokens[:, 0])
+
+
+def hanging_step(model: nn.Module, micro_batch: int, seq_len: int) -> torch.Tensor:
+    time.sleep(600)
+    return plain_step(model, micro_batch, seq_len)
+
+
+def noted_step(notes: str, model: nn.Module, micro_batch: int, seq_len: int) -> torch.Tensor:
+    """Leaves the number of the process in which it runs."""
+    with open(notes, "a", encoding="ascii") as file:
+        file.write(f"{os.getpid()}\n")
+    return plain_step(model, micro_batch, seq_len)
+
+
+class Layers(nn.Module):
+    """Two layers of attention over words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(1000, 64), nn.Linear(64, 1000)
+        self.body = nn.Sequential(*(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _layer in range(2)))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.body(self.words(tokens)))
+        return logits
+
+
+def find_with_layers(memory: str, *, can_travel: bool) -> tuple[int, list[tuple[int, float]]]:
+    """What `BatchSizeOptimizer` finds, with its history; of a class that no other process knows, in this very process."""
+    from brim import BatchSizeOptimizer
+
+    class OfANotebook(Layers):
+        pass
+
+    torch.set_num_threads(1)
+    tokens = torch.arange(100)
+    finder = BatchSizeOptimizer(Layers() if can_travel else OfANotebook(), "cpu", memory=memory, say=lambda text: None)
+    found = finder.find_optimal_batch_size([(tokens, tokens)] * 1000, start_batch_size=8, max_batch_size=1000)
+    return found, finder.memory_usage_history
 
 
 def train_plainly(size: int, length: int, steps: int) -> int:

@@ -13,7 +13,7 @@ import brim
 from brim.errors import OutOfMemoryError, RunError, UnsupportedError, UsageError
 from brim.machine.budget import ForkServer
 from brim.prober import results
-from brim.prober.request import read_request
+from brim.prober.request import LEAST_MARGIN_BYTES, read_request
 from brim.prober.runner import Runner
 from brim.records import Measurement
 from tests.prober.conftest import kept
@@ -79,11 +79,11 @@ def test_the_record_says_what_ran(found: Found) -> None:
     record = found.record
     assert record.complete
     assert (record.device, record.objective, record.limit_bytes) == ("cpu", "fastest", 96 << 20)
-    assert record.margin_bytes == int(0.005 * (96 << 20))
+    assert record.margin_bytes == LEAST_MARGIN_BYTES == 2 << 20
     assert record.settings is not None
     assert record.largest is not None
     assert record.settings.micro_batch == record.largest.micro_batch
-    assert (record.workload.max_length, record.workload.effective_batch) == (LENGTH, 1)
+    assert (record.workload.max_length, record.workload.effective_batch) == (LENGTH, record.largest.micro_batch)
     assert not record.machine.accelerators
     assert {"torch", "brim", "transformers"} <= set(record.versions)
     assert record.loader is None
@@ -201,11 +201,10 @@ def test_a_limit_on_trials_leaves_what_was_found(found: Found, one_server: None)
     assert record.largest.micro_batch == 2
 
 
-def test_a_limit_on_time_leaves_what_was_found(found: Found, one_server: None) -> None:
-    record = found.again(time_limit=0.001, cache=False)
-    assert not record.complete
-    assert record.trials == ()
-    assert record.largest is None
+def test_a_limit_on_time_that_ends_before_the_first_trial_is_told(found: Found, one_server: None) -> None:
+    with pytest.raises(RunError, match="before the first trial") as caught:
+        found.again(time_limit=0.001, cache=False)
+    assert "--time-limit" in str(caught.value.hint)
 
 
 @pytest.fixture(scope="module")
@@ -266,8 +265,17 @@ def test_an_error_of_the_model_is_told_in_its_words(one_server: None) -> None:
 
 def test_where_not_even_one_sequence_trains_it_says_so(found: Found, one_server: None) -> None:
     with pytest.raises(OutOfMemoryError, match="even one sequence of 256 tokens") as caught:
-        found.again(memory="3MiB", cache=False)
+        found.again(memory="5400KiB", cache=False)
     assert "brim plan" in str(caught.value.hint)
+
+
+def test_what_is_far_beyond_the_limit_is_refused_without_a_trial(found: Found, one_server: None) -> None:
+    lines = list[str]()
+    with pytest.raises(OutOfMemoryError, match="for one sequence of 256 tokens") as caught:
+        found.again(memory="3MiB", cache=False, say=lines.append)
+    assert "2.25 MiB may be taken" in str(caught.value)  # the margin is a quarter at most
+    assert "brim plan" in str(caught.value.hint)
+    assert not [line for line in lines if line.startswith("Trial ")]
 
 
 def test_without_a_gpu_and_without_a_device_nothing_is_guessed(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ PHASES = ("forward", "backward", "optimizer", "evaluation", "saving")
 
 def exam(size: int, **more: Any) -> Exam:
     longest = Shape(size, 16)
-    return Exam(longest, **{"mixed": (Shape(1, 8), Shape(1, 4)), "evaluation": longest, **more})
+    return Exam(longest, **{"mixed": (Shape(1, 8), Shape(1, 4)), "evaluation": longest, "soak_seconds": 0.0, **more})
 
 
 def runner(subject: Any, server: ForkServer, **more: Any) -> Runner:
@@ -86,6 +86,7 @@ def test_memory_runs_out_in_a_phase_that_has_a_name(phase: str, server: ForkServ
         ("error", "optimizer", "crash", "the shapes of my layers do not agree"),
         ("hang", "backward", "timeout", "longer than"),
         ("exit", "forward", "crash", "4"),
+        ("exit without a word", "backward", "crash", "own code ended the process"),
         ("exit at once", "optimizer", "crash", "exit code 3"),
         ("killed", "evaluation", "killed", "SIGKILL"),
     ],
@@ -156,18 +157,20 @@ def test_a_survey_times_smaller_shapes_and_stops_where_the_curve_falls(server: F
     largest = tried.run(exam(8))
     assert largest.verdict == "ok"
     shapes = (Shape(4, 16), Shape(2, 16), Shape(8, 4), Shape(1, 16), Shape(4, 16, padded=False))
-    points, updates, trouble = tried.survey(shapes, exam(8), largest)
+    exams = tuple(Exam(shape, accumulates=shape.sequences < 8) for shape in shapes)
+    points, trouble = tried.survey(exams, exam(8), largest)
     assert trouble == ""
     assert [(point.sequences, point.length, point.padded) for point in points] == [
         (4, 16, True), (2, 16, True), (8, 4, True), (1, 16, True), (4, 16, False),
     ]  # fmt: skip
-    assert len(updates) == len(points)
+    assert [point.accumulates for point in points] == [True, True, False, True, True]
+    assert [point.tokens_per_second is None for point in points] == [False, False, True, False, False]
     assert all(point.peak_bytes > 0 and point.seconds > 0 for point in points)
     assert points[1].seconds > points[0].seconds
 
     slow_at_once = runner(Toy(sleeps={8: 0.005, 4: 0.05}), server)
     largest = slow_at_once.run(exam(8))
-    points, _updates, _trouble = slow_at_once.survey(shapes, exam(8), largest)
+    points, _trouble = slow_at_once.survey(exams, exam(8), largest)
     assert [point.sequences for point in points] == [4, 8, 1, 4]
 
 
@@ -175,8 +178,8 @@ def test_a_survey_that_fails_says_why(server: ForkServer) -> None:
     tried = runner(Toy(), server)
     largest = tried.run(exam(4))
     tried.subject = Toy(trouble="error")
-    points, updates, trouble = tried.survey((Shape(2, 16),), exam(4), largest)
-    assert (points, updates) == ([], [])
+    points, trouble = tried.survey((Exam(Shape(2, 16)),), exam(4), largest)
+    assert points == []
     assert "my layers" in trouble
 
 

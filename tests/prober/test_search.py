@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from brim.prober.search import Aim, affine, bracket, next_size, predicted_largest
 from brim.records import Trial
-from brim.sizes import GIB
+from brim.sizes import GIB, MIB
 
 NOISE = 0.002
 """How far a measurement is from the truth: less than the search reckons with."""
@@ -187,6 +187,14 @@ def test_a_prediction_far_too_low_does_not_go_down_one_by_one() -> None:
     trials = search(model, predicted=lambda size: 0.1 * model(size), most=128, noise=0.0)
     assert len(trials) <= 12
     assert answer(trials) == 40
+
+
+def test_a_prediction_without_the_base_is_left_for_the_line_that_was_measured() -> None:
+    model = Model(40.8 * MIB, 1.39 * MIB)
+    trials = search(model, limit=149 * MIB, predicted=lambda size: 1.39 * MIB * size)
+    assert trials[0].micro_batch > 100
+    assert answer(trials) == 77
+    assert len(trials) <= 7
 
 
 def test_a_failure_below_what_ran_is_forgotten() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def a_device() -> RecordedDevice:
 def test_the_exam_in_its_order() -> None:
     diary = Diary()
     full = Shape(6, 16)
-    exam = Exam(full, mixed=(Shape(2, 12), Shape(2, 4)), evaluation=Shape(5, 16), accumulates=True)
+    exam = Exam(full, mixed=(Shape(2, 12), Shape(2, 4)), evaluation=Shape(5, 16), accumulates=True, soak_seconds=0.0)
     told = examine(diary, exam, "cpu", None, a_device())
     assert diary.entries == [
         (1, 16, True), "update",
@@ -79,8 +80,29 @@ def test_the_exam_in_its_order() -> None:
 
 def test_what_is_not_asked_for_is_not_run() -> None:
     diary = Diary()
-    examine(diary, Exam(Shape(4, 8), masks=(False, False), first=2, saves=False), "cpu", None, a_device())
+    examine(diary, Exam(Shape(4, 8), masks=(False, False), first=2, saves=False, soak_seconds=0.0), "cpu", None, a_device())
     assert diary.entries == [(2, 8, True), "update", (4, 8, False), "update", (4, 8, False), "update"]
+
+
+@pytest.mark.parametrize(("soak_seconds", "steps"), [(0.0, 2), (0.2, 2), (0.5, 3), (60.0, 8)])
+def test_short_steps_go_on_for_a_while_and_long_ones_do_not(soak_seconds: float, steps: int) -> None:
+    class Slow(Diary):
+        def build(self, device: str) -> Trainee:
+            made = super().build(device)
+            plain = made.forward
+
+            def forward(shape: Shape) -> torch.Tensor:
+                time.sleep(0.2 if soak_seconds < 60 and shape.sequences > 1 else 0.0)
+                return plain(shape)
+
+            made.forward = forward  # type: ignore[method-assign]
+            return made
+
+    slow = Slow()
+    told = examine(slow, Exam(Shape(4, 16), saves=False, soak_seconds=soak_seconds), "cpu", None, a_device())
+    assert told.steps == len(told.micro_batch_seconds) == steps
+    masks = [entry[2] for entry in slow.entries[2:] if entry != "update"]
+    assert masks == [number % 2 == 1 for number in range(steps)]
 
 
 def test_memory_that_runs_out_is_told_and_all_else_is_raised(tmp_path: Path) -> None:
@@ -121,12 +143,49 @@ def test_notes_that_are_not_there_or_half_written_say_nothing(tmp_path: Path) ->
 
 
 def test_a_survey_leaves_out_what_is_slower_than_the_fastest() -> None:
-    shapes = (Shape(4, 16), Shape(2, 16), Shape(4, 8), Shape(1, 16))
-    exam = Exam(Shape(8, 16))
-    points = survey(Toy(sleeps={4: 0.02}), shapes, exam, "cpu", 1e-6, a_device())
-    assert [(point.shape.sequences, point.shape.length) for point in points] == [(4, 16), (4, 8), (1, 16)]
-    points = survey(Toy(), shapes, exam, "cpu", 1e6, a_device())
-    assert next(point.shape for point in points if point.shape.length == 16) == shapes[0]
+    exams = tuple(Exam(shape) for shape in (Shape(4, 16), Shape(2, 16), Shape(4, 8), Shape(1, 16)))
+    passed = Exam(Shape(8, 16))
+    points = survey(Toy(sleeps={4: 0.02}), exams, passed, "cpu", 1e-6, a_device())
+    assert [point.exam for point in points] == [exams[0], exams[2], exams[3]]
+    points = survey(Toy(), exams, passed, "cpu", 1e6, a_device())
+    assert points[0].exam == exams[0]
+
+
+def test_a_survey_accumulates_where_a_step_would() -> None:
+    diary = Diary()
+    exams = (Exam(Shape(4, 16), accumulates=True), Exam(Shape(8, 8)))
+    survey(diary, exams, Exam(Shape(8, 16)), "cpu", 1e6, a_device())
+    assert diary.entries == [
+        (1, 16, True), "update", *2 * [(1, 16, True), (4, 16, True), "update"],
+        (1, 8, True), "update", (8, 8, True), "update",
+    ]  # fmt: skip
+
+
+def test_a_shape_that_runs_out_of_memory_is_left_out_of_a_survey() -> None:
+    class Small(Diary):
+        def build(self, device: str) -> Trainee:
+            made = super().build(device)
+            plain = made.backward
+
+            def backward(loss: Any) -> None:
+                plain(loss)
+                if self.entries[-1][0] == 4:
+                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+            def update() -> None:
+                gradients = [float(weight.grad.sum()) for weight in made.model.parameters() if weight.grad is not None]
+                self.entries.append(gradients)
+                made.optimizer.zero_grad()
+
+            made.backward, made.update = backward, update  # type: ignore[method-assign]
+            return made
+
+    small = Small()
+    exams = tuple(Exam(shape, accumulates=True) for shape in (Shape(4, 16), Shape(2, 16)))
+    points = survey(small, exams, Exam(Shape(8, 16)), "cpu", 1e6, a_device())
+    assert [point.exam for point in points] == [exams[1]]
+    alone, *_others, both = [entry for entry in small.entries if isinstance(entry, list)]
+    assert both == pytest.approx([2 * each for each in alone])  # nothing is left of the step that failed
 
 
 def test_a_loss_that_is_no_loss_is_refused() -> None:
@@ -177,6 +236,6 @@ def test_every_recipe_passes_its_exam(recipe: str, server: ForkServer) -> None:
     preload = ("transformers", "peft", *(["bitsandbytes"] if "8bit" in recipe or recipe == "qlora" else []))
     runner = Runner(Configured(setup(**asked)), "cpu", Promise(None, 1, 16), 1 * GIB, preload=preload, server=server)
     longest = Shape(2, 16, asked.get("target_length", 0))
-    trial = runner.run(Exam(longest, mixed=(longest.part(0.5, 0.5),), evaluation=longest, accumulates=True))
+    trial = runner.run(Exam(longest, mixed=(longest.part(0.5, 0.5),), evaluation=longest, accumulates=True, soak_seconds=0.0))
     assert (trial.verdict, trial.message) == ("ok", "")
     assert trial.steps == 2

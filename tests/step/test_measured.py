@@ -16,8 +16,9 @@ from brim.errors import UsageError
 from brim.records import Measurement, ShapePoint
 from brim.sizes import MIB
 from brim.step.budget import FIXED_TOKENS, Budget, ShapeCost
-from brim.step.measured import bytes_of, measured_budget
+from brim.step.measured import bytes_of, measured_budget, proven_shapes
 from brim.step.slicing import slice_batch
+from brim.workload.settings import Settings
 from tests.planner.measurements import SECONDS, TRUTH, grid, measurement
 
 ROOM = 580 * MIB
@@ -126,6 +127,93 @@ def test_without_a_limit_no_more_is_allowed_than_the_largest_took() -> None:
 def test_a_probe_in_which_nothing_ran_has_no_budget() -> None:
     with pytest.raises(UsageError, match="Nothing ran"):
         Budget.measured(measurement(ran=(), failed=(1,)))
+    with pytest.raises(UsageError, match="Nothing ran") as caught:
+        Budget.measured(measurement(ran=(), complete=False))
+    assert "more time or more trials" in str(caught.value.hint)
+
+
+def alone(ran: tuple[int, ...] = (8,), **changes: Any) -> Measurement:
+    """A probe at effective batch 8: the largest is its whole step, smaller ones are not."""
+    wishes: dict[str, Any] = {"ran": ran, "settings": Settings(), "effective_batch": 8, "length": 64, **changes}
+    return measurement(**wishes)
+
+
+def test_what_ran_alone_is_no_proof_for_slices_of_a_step() -> None:
+    gradients = 150 * MIB
+    points = [(1, 64), (4, 64), (8, 32)]
+    peaks = ShapeCost(fixed=400 * MIB, per_token=20_000)
+    # 8 ran alone at 410 of 500 MiB; beside others nothing does that 8 x 64 hold.
+    probe = alone(shapes=points, bytes_of=peaks, limit_bytes=500 * MIB, margin_bytes=0, gradient_bytes=gradients)
+    for known in (probe, replace(probe, gradient_bytes=None)):
+        budget = Budget.measured(known)
+        for shape in ((8, 64), (8, 32)):
+            assert budget.cost_of(*shape) > budget.limit
+        assert measured_budget(known, accumulates=False).cost_of(8, 64) <= budget.limit
+    assert "2 of the shapes ran without gradients of other micro-batches: 150 MiB are added" in Budget.measured(probe).because
+    assert "do not count as proven" in Budget.measured(replace(probe, gradient_bytes=None)).because
+
+
+def test_what_ran_alone_and_fits_with_the_gradients_of_others_is_allowed() -> None:
+    probe = alone(ran=(2, 8), gradient_bytes=30 * MIB)
+    peak = probe.trials[-1].peak_device_bytes
+    assert peak is not None
+    budget = Budget.measured(probe)
+    assert peak + 30 * MIB <= budget.cost_of(8, 64) <= budget.limit
+    assert budget.cost_of(2, 64) >= float(TRUTH(2, 64)) - 1
+    one = Budget.measured(alone(gradient_bytes=30 * MIB))
+    assert (one.unit, one.limit) == ("tokens", 8 * 64)
+    tight = alone(gradient_bytes=30 * MIB, limit_bytes=peak + 29 * MIB, margin_bytes=0)
+    assert largest(Budget.measured(tight), 64) == 0
+    assert "One shape says nothing about what less of it takes" in Budget.measured(tight).because
+    assert largest(measured_budget(tight, accumulates=False), 64) == 8
+
+
+def test_without_a_limit_gradients_do_not_make_room_for_themselves() -> None:
+    probe = alone(ran=(2, 8), limit_bytes=None, margin_bytes=0, gradient_bytes=30 * MIB)
+    assert Budget.measured(probe).limit == probe.trials[-1].peak_device_bytes
+
+
+def test_gradients_that_nobody_counted_are_at_most_half_of_the_smallest_peak() -> None:
+    probe = alone(ran=(4, 8), settings=Settings(), effective_batch=1)
+    smallest = min(bytes_of(probe, accumulates=False).values())
+    assert bytes_of(probe) == {shape: peak + smallest // 2 for shape, peak in bytes_of(probe, accumulates=False).items()}
+    assert proven_shapes(probe, ROOM) == ()
+
+
+def test_a_failure_beside_others_stands_though_a_larger_size_ran_alone() -> None:
+    probe = alone(failed=(4,), shapes=[(1, 64), (2, 64)], gradient_bytes=MIB)
+    budget = Budget.measured(probe)
+    assert budget.cost_of(3, 64) <= budget.limit < budget.cost_of(4, 64)
+    assert measured_budget(probe, accumulates=False).cost_of(8, 64) <= budget.limit
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "said"),
+    [
+        ("trials", {"peak_device_bytes": 0}, r"trials\[0\]\.peak_device_bytes of the probe is 0"),
+        ("trials", {"peak_device_bytes": 10**400}, r"trials\[0\]\.peak_device_bytes of the probe is more than 2\*\*62"),
+        ("trials", {"micro_batch": 10**9}, r"trials\[0\]\.micro_batch of the probe is more than 1,000,000"),
+        ("trials", {"micro_batch_seconds": float("inf")}, r"trials\[0\]\.micro_batch_seconds"),
+        ("points", {"peak_bytes": 0}, r"points\[0\]\.peak_bytes of the probe is 0"),
+        ("points", {"peak_bytes": 10**400}, r"points\[0\]\.peak_bytes of the probe is more than"),
+        ("points", {"length": 10**9}, r"points\[0\]\.length"),
+    ],
+    ids=["trial-0", "trial-huge", "trial-size", "trial-seconds", "point-0", "point-huge", "point-length"],
+)
+def test_figures_that_cannot_be_are_refused_by_name(part: str, changes: dict[str, Any], said: str) -> None:
+    probe = measurement(ran=(4, 16), shapes=grid(), largest=None, fastest=None)
+    first, *others = getattr(probe, part)
+    hostile: dict[str, Any] = {part: (replace(first, **changes), *others)}
+    with pytest.raises(UsageError, match=said) as caught:
+        Budget.measured(replace(probe, **hostile))
+    assert "probe again" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("name", ["limit_bytes", "margin_bytes", "gradient_bytes"])
+def test_limits_that_cannot_be_are_refused_by_name(name: str) -> None:
+    wrong: dict[str, Any] = {name: 10**400}
+    with pytest.raises(UsageError, match=f"{name} of the probe is more than"):
+        Budget.measured(replace(measurement(), **wrong))
 
 
 def test_padded_and_unpadded_count_as_the_dearer_of_the_two() -> None:
@@ -152,7 +240,7 @@ def test_no_torch_is_needed() -> None:
 
 @st.composite
 def probes(draw: st.DrawFn) -> Measurement:
-    """Any truth, with noise on every figure; the trial that failed is the next larger one."""
+    """Any truth, with noise on every figure; the trial that failed is the next larger one. Some ran alone, some among others."""
     truth = ShapeCost(
         fixed=draw(st.floats(0, 4e8)),
         per_sequence=draw(st.floats(0, 1e5)),
@@ -170,7 +258,13 @@ def probes(draw: st.DrawFn) -> Measurement:
 
     limit = max(uneven(size, 512) for size in ran) + draw(st.integers(0, 10**8))
     failed = [ran[-1] + draw(st.integers(1, 5))] if draw(st.booleans()) else []
-    return measurement(ran=ran, failed=failed, shapes=sorted(shapes), bytes_of=uneven, limit_bytes=limit, margin_bytes=0)
+    made_of = measurement(ran=ran, failed=failed, shapes=sorted(shapes), bytes_of=uneven, limit_bytes=limit, margin_bytes=0)
+    return replace(
+        made_of,
+        gradient_bytes=draw(st.none() | st.integers(0, 4 * 10**8)),
+        trials=tuple(replace(trial, accumulates=draw(st.booleans())) for trial in made_of.trials),
+        points=tuple(replace(point, accumulates=draw(st.booleans())) for point in made_of.points),
+    )
 
 
 SHAPES = st.tuples(st.integers(1, 500), st.integers(1, 600))
@@ -188,13 +282,18 @@ def test_neither_bytes_nor_seconds_ever_fall(probe: Measurement, shape: tuple[in
 @settings(deadline=None, max_examples=300)
 @given(probes())
 def test_every_trial_is_believed_and_no_point_is_understated(probe: Measurement) -> None:
-    budget = Budget.measured(probe)
+    budget, single = Budget.measured(probe), measured_budget(probe, accumulates=False)
+    proven = proven_shapes(probe, budget.limit if budget.unit == "bytes" else float(probe.limit_bytes or 0))
     for trial in probe.trials:
-        allowed = budget.cost_of(trial.micro_batch, 512) <= budget.limit
-        assert allowed == (trial.verdict == "ok")
+        shape = trial.micro_batch, 512
+        assert (single.cost_of(*shape) <= single.limit) == (trial.verdict == "ok")
+        if trial.verdict != "ok" or shape in proven:
+            assert (budget.cost_of(*shape) <= budget.limit) == (trial.verdict == "ok")
+        if trial.verdict == "ok" and trial.accumulates:
+            assert shape in proven
     if budget.unit == "bytes":
-        for shape, peak in bytes_of(probe).items():
-            assert budget.cost_of(*shape) >= min(peak, budget.limit) * (1 - 1e-9)
+        for point, peak in bytes_of(probe).items():
+            assert budget.cost_of(*point) >= min(peak, budget.limit) * (1 - 1e-9)
 
 
 @settings(deadline=None, max_examples=300)

@@ -11,7 +11,7 @@ from brim.sizes import format_bytes
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from brim.records import Measurement, Proven, Trial
+    from brim.records import DataReport, Measurement, Proven, Trial
 
 _WIDEST_BAR, _NARROWEST_BAR, _BESIDE_A_BAR = 24, 8, 60
 
@@ -21,10 +21,14 @@ def show_probe(found: Measurement) -> None:
     show(_headline(found), "")
     show(_trials(found), "")
     show(grid(_facts(found), indent=0))
-    if len(_curve(found)) > 1:
+    if found.points and len(_curve(found)) > 1:
         show("", _("Throughput at the longest sequences"), _curve_table(found))
+    if found.data is not None:
+        show("", _data_line(found.data))
     if found.loader is not None:
-        show("", _("Loader"), *(f"  - {text}" for text in found.loader.reasons))
+        size = found.fastest.micro_batch if found.fastest is not None else 1
+        heading = _("Loader (a step is here one micro-batch of {size})").format(size=size)
+        show("", heading, *(f"  - {text}" for text in found.loader.reasons))
     for text in found.warnings:
         show("", _("Warning: {text}").format(text=text))
     show("", _("Assumed"), *(f"  - {text}" for text in found.assumptions))
@@ -40,7 +44,7 @@ def _headline(found: Measurement) -> str:
         if settings.checkpointing != "none":
             words.append(_("checkpointing {word}").format(word=settings.checkpointing))
     words.append(_("{shape} tokens").format(shape=shape))
-    if workload.effective_batch > 1:
+    if found.largest is None or workload.effective_batch != found.largest.micro_batch:
         words.append(_("effective batch {count}").format(count=workload.effective_batch))
     where = found.machine.accelerators[0].gpu.label if found.machine.accelerators else _("the CPU")
     return _("{what}, on {where}").format(what=", ".join(words), where=where)
@@ -76,8 +80,11 @@ def _row(trial: Trial, limit_bytes: int | None) -> tuple[str, ...]:
 def _facts(found: Measurement) -> list[tuple[str, str]]:
     rows = []
     if found.largest is not None:
-        rows.append((_("Largest"), _proven(found.largest)))
-    if found.fastest is not None:
+        said = _proven(found.largest)
+        if _was_capped(found):
+            said += _("; more would fit, and a step has no more")
+        rows.append((_("Largest"), said))
+    if found.fastest is not None and (found.points or found.fastest != found.largest):
         rows.append((_("Fastest"), _proven(found.fastest)))
     if found.limit_bytes is not None:
         text = _("{limit}, of which {margin} stays free in every trial")
@@ -87,7 +94,9 @@ def _facts(found: Measurement) -> list[tuple[str, str]]:
         base, each = (format_bytes(round(size)) for size in (found.fit.base_bytes, found.fit.bytes_per_sequence))
         rows.append((_("Memory"), text.format(base=base, each=each)))
     if found.versus is not None:
-        text = _("{predicted} predicted for {size}, {measured} measured: {error:+.1%}; it would have said {largest}")
+        text = _("{predicted} predicted for {size}, {measured} measured: {error:+.1%}")
+        if found.versus.predicted_largest != found.versus.micro_batch:
+            text = _("{predicted} predicted for {size}, {measured} measured: {error:+.1%}; it would have said {largest}")
         rows.append(
             (
                 _("Prediction"),
@@ -111,25 +120,41 @@ def _proven(proven: Proven) -> str:
     )
 
 
+def _was_capped(found: Measurement) -> bool:
+    """Whether memory was left: the search did not end at the limit."""
+    failed = any(trial.verdict != "ok" for trial in found.trials)
+    if failed or found.largest is None or found.fit is None or found.limit_bytes is None:
+        return False
+    return found.fit.bytes_of(found.largest.micro_batch + 1) <= found.limit_bytes - found.margin_bytes
+
+
+def _data_line(data: DataReport) -> str:
+    text = _(
+        "{source}: {count:,} sequences, median {median} tokens, 95% below {p95}, longest {longest}, {cut} cut; counted by {how}"
+    )
+    return text.format(
+        source=data.source, count=data.sequences, median=data.median_tokens, p95=data.p95_tokens, longest=data.longest_tokens,
+        cut=data.cut, how=data.counted_by,
+    )  # fmt: skip
+
+
 def _curve(found: Measurement) -> dict[int, float]:
-    """Seconds of a thousand tokens, by size; the fastest run of each."""
-    longest = found.workload.max_length
-    each: dict[int, float] = {}
-    padded = found.workload.padded
+    """Useful tokens per second at the longest sequences, by size; the fastest run of each."""
     runs = [
-        *((trial.micro_batch, trial.micro_batch_seconds) for trial in found.trials if trial.verdict == "ok"),
-        *((point.sequences, point.seconds) for point in found.points if point.length == longest and point.padded == padded),
+        *((trial.micro_batch, trial.tokens_per_second) for trial in found.trials if trial.verdict == "ok"),
+        *((point.sequences, point.tokens_per_second) for point in found.points if point.padded == found.workload.padded),
     ]
-    for size, seconds in runs:
-        if seconds:
-            each[size] = min(each.get(size, seconds), seconds)
-    return {size: 1000 * seconds / (size * longest) for size, seconds in sorted(each.items())}
+    speeds: dict[int, float] = {}
+    for size, speed in runs:
+        if speed:
+            speeds[size] = max(speeds.get(size, speed), speed)
+    return dict(sorted(speeds.items()))
 
 
 def _curve_table(found: Measurement) -> Table:
     curve = _curve(found)
-    fastest = min(curve.values())
-    columns = (Column(_("Micro-batch"), right=True), Column(_("tokens/s, without the update"), right=True), Column("", rank=1))
+    fastest = max(curve.values())
+    columns = (Column(_("Micro-batch"), right=True), Column(_("tokens/s"), right=True), Column("", rank=1))
     return table(
-        columns, [(str(size), f"{1000 / each:,.0f}", bar(fastest / each, width=_WIDEST_BAR)) for size, each in curve.items()]
+        columns, [(str(size), f"{speed:,.0f}", bar(speed / fastest, width=_WIDEST_BAR)) for size, speed in curve.items()]
     )

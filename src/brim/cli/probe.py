@@ -62,8 +62,8 @@ PROBE_OPTIONS = (
     N_(
         "Find the largest micro-batch that really trains here, and the fastest, by running them.\n\nMODEL is a catalogue name, a Hub id, "
         "a folder, a config.json, or module:function. Every trial is a process of its own: two optimizer steps of the longest sequences, "
-        "mixed lengths, an evaluation, a save. Only the batch is varied; --micro-batch is the first size to try. Exit code 1: not even "
-        "one sequence trains."
+        "mixed lengths, an evaluation (as large as the micro-batch unless --eval-batch says otherwise), a save. Only the batch is varied; "
+        "--micro-batch is the first size to try. Exit code 1: not even one sequence trains, or time ended before one did."
     )
 )
 @click.argument("model")

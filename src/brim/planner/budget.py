@@ -111,11 +111,13 @@ def budget(
 
 def _measured(request: Request, measured: Measured, accumulation: int) -> Budget:
     """As a probe has it, for the structure that was probed."""
-    measurement = measured.evidence(accumulates=accumulation > 1)
+    measurement, accumulates = measured.measurement, accumulation > 1
     check_structure(measurement, request.base)
-    more = _gradient_bytes(request) if accumulation > 1 and not measured.has_gradients else 0
+    ran = [each.accumulates for each in measurement.trials] + [each.accumulates for each in measurement.points]
+    if accumulates and measurement.gradient_bytes is None and not all(ran):
+        measurement = measured.evidence(_gradient_bytes(request))
     return measured_budget(
-        measurement, limit_bytes=request.where.limit_bytes, margin_bytes=request.margin.bytes, beside_bytes=more
+        measurement, limit_bytes=request.where.limit_bytes, margin_bytes=request.margin.bytes, accumulates=accumulates
     )
 
 

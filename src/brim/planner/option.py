@@ -136,8 +136,13 @@ class Option:
             return math.ceil(self._ratio * self._of(cut).device_bytes(cut.micro_batch))
         target = self.settings.target_len
         shape = (cut.micro_batch, self.request.length, *(() if target is None else (target,)))
-        more = self.gradient_bytes if cut.accumulation > 1 else 0
-        return measured.bytes_of(shape, self.room_bytes, self._of(cut).alone_at_most, more)
+        return measured.bytes_of(
+            shape,
+            self.room_bytes,
+            self._of(cut).alone_at_most,
+            accumulates=cut.accumulation > 1,
+            gradient_bytes=self.gradient_bytes,
+        )
 
     def prediction(self, cut: Cut) -> MemoryPrediction:
         """Everything about its memory."""

@@ -11,6 +11,7 @@ from brim.errors import UsageError
 from brim.locale import _
 from brim.memory.where import Where, find_where
 from brim.records import Measurement
+from brim.step.measured import check_plausible
 from brim.workload.cards import find_card
 from brim.workload.resolve import Model, find_model
 from brim.workload.settings import DEFAULT_RANK, Settings
@@ -28,15 +29,19 @@ _ADAMW = {"adamw-fused": "adamw", "adamw-loop": "adamw"}
 
 
 def read_probe(probe: Probe) -> Measurement:
-    """The measurement of a file, or as it is; refused where nothing ran in it."""
+    """The measurement of a file, or as it is; refused where nothing ran in it, and where its figures cannot be."""
     found = probe if isinstance(probe, Measurement) else Measurement.read(Path(probe))
+    check_plausible(found)
     if any(trial.verdict == "ok" for trial in found.trials):
         return found
     text = _("Nothing ran in this probe of {model}, so it says nothing about what fits.")
-    raise UsageError(
-        text.format(model=found.workload.model),
-        hint=_("Probe again with more memory or shorter sequences, or plan without --probe."),
-    )
+    hint = _("Probe again with more memory or shorter sequences, or plan without --probe.")
+    if not found.complete:
+        text = _(
+            "The probe of {model} ended before any size had run: its time or its trials were used up, or it was interrupted."
+        )
+        hint = _("Probe again with more time or more trials, or plan without --probe.")
+    raise UsageError(text.format(model=found.workload.model), hint=hint)
 
 
 def where_probed(

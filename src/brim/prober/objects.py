@@ -153,7 +153,7 @@ def can_travel(subject: Subject) -> bool:
 def try_here(runner: Runner, exam: Exam) -> Trial:
     """One trial in this process. Everything is as before afterwards, whatever happened."""
     began, size = time.monotonic(), exam.longest.sequences
-    base: dict[str, Any] = {"micro_batch": size, "max_length": exam.longest.length}
+    base: dict[str, Any] = {"micro_batch": size, "max_length": exam.longest.length, "accumulates": exam.accumulates}
     subject = cast("Objects | Live", runner.subject)
     device = device_of(runner.device)
     warm_up()
@@ -175,14 +175,17 @@ def try_here(runner: Runner, exam: Exam) -> Trial:
 
 @contextlib.contextmanager
 def _limited(runner: Runner) -> Iterator[None]:
-    """The CPU's budget, for as long as a trial takes."""
-    if runner.memory_bytes is None or runner.device != "cpu" or not child.HAS_DATA_LIMIT:
+    """The CPU's budget, for as long as a trial takes; above what the process held before the first, or kept heap would be room for free."""
+    if runner.room_bytes is None or runner.device != "cpu" or not child.HAS_DATA_LIMIT:
         yield
         return
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    child.set_data_limit(child.data_bytes() + runner.memory_bytes)
+    child.give_back_memory()
+    if runner.base_bytes is None:
+        runner.base_bytes = child.data_bytes()
+    child.set_data_limit(runner.base_bytes + runner.room_bytes)
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -88,12 +89,13 @@ class BatchSizeOptimizer:
         runner = Runner(subject, self.device, Promise(None, 1, numbers), limit - margin if self.device == "cpu" else None)
         travels = self.device == "cpu" and can_travel(subject)
         runner.is_here = not travels
-        # What a process with a past takes cannot be held against a limit: free memory that it has kept counts for nothing there.
-        tells_bytes = travels or self.device != "cpu"
-        aim = Aim(limit_bytes=limit - margin if tells_bytes else None, most=most, start=min(start, most))
+        aim = Aim(limit_bytes=limit - margin, most=most, start=min(start, most))
         with runner:
             while (size := self._next(aim)) is not None:
                 trial = runner.run(_exam(size, numbers))
+                if not runner.is_exact:
+                    # What a process with a past takes cannot be held against a limit: only failures tell.
+                    aim = replace(aim, limit_bytes=None)
                 self.trials.append(trial)
                 self._tell(trial)
         return self._answer()

@@ -18,7 +18,7 @@ from brim.locale import _
 from brim.prober import results
 from brim.prober.prediction import Prediction
 from brim.prober.request import TRIAL_SECONDS, ProbeRequest, read_request
-from brim.prober.search import Aim, affine, bracket, next_size, predicted_largest
+from brim.prober.search import Aim, affine, bracket, next_size
 from brim.records import LoaderSettings, Measurement, Objective, Proven, ShapePoint, Trial, Versus
 from brim.sizes import format_bytes
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from brim.workload.resolve import Model
 
 MOST_TRIALS: Final = 12
+_SURELY_TOO_MUCH: Final = 1.3
+"""Times what may be taken: a prediction so far above it is not put to the test."""
 
 
 def probe(
@@ -92,7 +94,7 @@ class Prober:
     loader: LoaderSettings | None = None
     warnings: list[str] = field(default_factory=list)
     prediction: Prediction | None = None
-    _updates: dict[int, float] = field(default_factory=dict)
+    gradient_bytes: int | None = None
     _began: float = field(default_factory=time.monotonic)
 
     def run(self) -> Measurement:
@@ -112,18 +114,16 @@ class Prober:
             preload=request.modules(),
             watch=self.watch,
             is_here=request.must_run_here(),
+            loaded_bytes=request.loaded_bytes(),
         ) as runner:
+            self._check_weights(runner.loaded_bytes)
             runner.warm()
-            predicted = Prediction.of(request.question, request.accumulates)
-            if isinstance(predicted, Prediction):
-                self.prediction = predicted
-            else:
-                self._tell(_("There is no prediction, so the search begins small. {why}").format(why=predicted))
+            self._predict()
             ended = self._search(runner)
             self._check_anything_ran(ended)
-            if ended and request.wants_curve:
+            if ended and request.wants_more:
                 ended = self._curve(runner)
-        if ended and request.lengths is not None:
+        if ended and request.wants_more and request.lengths is not None:
             self._tune_loader()
         if self.prediction is not None:
             self.prediction.keep()
@@ -132,23 +132,63 @@ class Prober:
             results.keep(request, made)
         return made
 
+    def _check_weights(self, loaded_bytes: int) -> None:
+        if loaded_bytes >= self.request.budget_bytes:
+            raise OutOfMemoryError(
+                _("{model} takes {weights} by itself, and {budget} may be taken.").format(
+                    model=self.request.name, weights=format_bytes(loaded_bytes), budget=format_bytes(self.request.budget_bytes)
+                ),
+                hint=_("Give a larger --memory."),
+            )
+
+    def _predict(self) -> None:
+        """Where to look. A module of somebody's own is not traced: nothing of its code shall run in this process."""
+        request = self.request
+        if request.question.config is None:
+            return
+        self._tell(_("Predicting where the limit is ..."))
+        found = Prediction.of(request.question, request.accumulates)
+        if not isinstance(found, Prediction):
+            self._tell(_("There is no prediction, so the search begins small. {why}").format(why=found))
+            return
+        self.prediction = found
+        needed, budget = found.bytes_of(1), request.budget_bytes
+        if needed > _SURELY_TOO_MUCH * budget:
+            text = _("{model} needs about {needed} for one sequence of {length} tokens, as predicted; {budget} may be taken.")
+            raise OutOfMemoryError(
+                text.format(
+                    model=request.name,
+                    needed=format_bytes(needed),
+                    length=request.longest.length,
+                    budget=format_bytes(budget),
+                ),
+                hint=_("`brim plan` says what would fit: shorter sequences, checkpointing, LoRA, another optimizer."),
+            )
+
     def _search(self, runner: Runner) -> bool:
         """Whether it came to its own end."""
         aim = self.request.aim(self.prediction)
-        if runner.is_here and self.request.is_cpu:
-            # What a process with a past takes cannot be held against a limit: only failures tell.
-            aim = replace(aim, start=aim.start or predicted_largest(aim, 1.0), limit_bytes=None)
         most = self.request.max_trials or MOST_TRIALS
-        while (size := self._next(aim)) is not None:
+        while (size := self._next(aim) or self._whole_batch()) is not None:
             if len(self.trials) >= most or self._is_late():
                 return False
             runner.trial_seconds = min(TRIAL_SECONDS, self._left_seconds())
             trial = runner.run(self.request.exam(size))
-            if trial.verdict == "timeout" and self._is_late():
-                return False  # the end of the time, which says nothing of the size
+            self.gradient_bytes = runner.gradient_bytes
+            if not runner.is_exact:
+                # What a process with a past takes cannot be held against a limit: only failures tell.
+                aim = replace(aim, limit_bytes=None)
             self.trials.append(trial)
             self._tell(line_of(trial, len(self.trials), self.request.budget_bytes))
         return True
+
+    def _whole_batch(self) -> int | None:
+        """The effective batch in one piece has no gradients of others beside it: it may run where smaller pieces do not."""
+        whole = self.request.effective_batch
+        if whole is None or whole > self.request.most or any(trial.micro_batch == whole for trial in self.trials):
+            return None
+        fits = self.prediction is not None and self.prediction.bytes_of(whole) <= self.request.budget_bytes
+        return whole if fits else None
 
     def _next(self, aim: Aim) -> int | None:
         """A size; after a crash the smallest, because what fails at one sequence too has nothing to do with memory."""
@@ -159,6 +199,9 @@ class Prober:
 
     def _check_anything_ran(self, ended: bool) -> None:
         """Nothing ran: an error that says what happened, unless time or trials ran out first."""
+        if not self.trials:
+            text = _("The time ended before the first trial: preparing took {seconds:.0f} s.")
+            raise RunError(text.format(seconds=time.monotonic() - self._began), hint=_("Give a longer --time-limit."))
         if not ended or any(trial.verdict == "ok" for trial in self.trials):
             return
         last = min(self.trials, key=lambda trial: trial.micro_batch)
@@ -181,19 +224,17 @@ class Prober:
     def _curve(self, runner: Runner) -> bool:
         """Smaller shapes: the throughput at smaller sizes, and what other lengths take."""
         largest = max((trial for trial in self.trials if trial.verdict == "ok"), key=lambda trial: trial.micro_batch)
-        shapes = self.request.shapes(largest.micro_batch)
-        if not shapes or self._is_late():
-            return not shapes
+        exams = self.request.smaller_exams(largest.micro_batch)
+        if not exams or self._is_late():
+            return not exams
         if runner.is_here:
             self.warnings.append(_("Smaller shapes are not timed, because this model can only be run in this process."))
             return True
-        self._tell(_("Timing {count} smaller shapes ...").format(count=len(shapes)))
-        points, updates, trouble = runner.survey(shapes, self.request.exam(largest.micro_batch), largest)
+        self._tell(_("Timing {count} smaller shapes ...").format(count=len(exams)))
+        runner.trial_seconds = min(TRIAL_SECONDS, self._left_seconds())
+        self.points, trouble = runner.survey(exams, self.request.exam(largest.micro_batch), largest)
         if trouble:
             self.warnings.append(_("The smaller shapes could not be timed: {why}").format(why=trouble))
-            return True
-        self.points = points
-        self._updates = {point.sequences: update for point, update in zip(points, updates, strict=True)}
         return True
 
     def _tune_loader(self) -> None:
@@ -237,11 +278,11 @@ class Prober:
     def fastest(self) -> Proven | None:
         """The size with the most useful tokens in a second."""
         ran = [_proven(trial) for trial in self.trials if trial.verdict == "ok"]
-        promise = self.request.promise
-        for point in self._full_length_points():
-            update = self._updates.get(point.sequences, 0.0)
-            speed = promise.tokens_per_second(point.sequences, point.seconds, update)
-            ran.append(Proven(micro_batch=point.sequences, tokens_per_second=speed, peak_bytes=point.peak_bytes))
+        ran += [
+            Proven(micro_batch=point.sequences, tokens_per_second=point.tokens_per_second, peak_bytes=point.peak_bytes)
+            for point in self._full_length_points()
+            if point.tokens_per_second is not None
+        ]
         return max(ran, key=lambda proven: proven.tokens_per_second, default=None)
 
     def measurement(self, *, complete: bool) -> Measurement:
@@ -259,6 +300,7 @@ class Prober:
             )
         return results.record(
             request,
+            gradient_bytes=self.gradient_bytes,
             trials=tuple(self.trials),
             points=tuple(self.points),
             largest=largest,

@@ -19,7 +19,7 @@ from brim.prober.promise import Promise
 from brim.prober.search import Aim
 from brim.prober.shapes import Shape, mixed_shapes, survey_shapes
 from brim.records import Objective
-from brim.sizes import format_bytes, parse_part
+from brim.sizes import MIB, format_bytes, parse_part
 from brim.workload.lengths import Lengths, measure_lengths
 from brim.workload.resolve import Model
 from brim.workload.settings import Settings, read_settings
@@ -38,6 +38,10 @@ MOST_SEQUENCES: Final = 4096
 TRIAL_SECONDS: Final = 600.0
 MARGINS: Final = {"cpu": 0.005, "cuda": 0.02}
 """Of the limit, kept free in every trial. The budgeted CPU repeats to 0.2 percent; on a GPU, libraries come late and take some."""
+LEAST_MARGIN_BYTES: Final = 2 * MIB
+"""Under small limits: a heap of small blocks differs by as much from run to run."""
+FREE_SHARE: Final = 0.8
+"""Of the host's free memory, what the CPU may take where no limit was given: the kernel ends whoever asks for the last byte."""
 HEADROOM: Final = {"cpu": 0.02, "cuda": 0.0}
 """What a process takes beyond the prediction, as a rule: on the CPU the heap around the tensors."""
 
@@ -140,14 +144,17 @@ class ProbeRequest:
             others_bytes=0 if self.total_bytes is None else max(0, self.total_bytes - self.where.limit_bytes),
         )
 
-    def shapes(self, largest: int) -> tuple[Shape, ...]:
+    def smaller_exams(self, largest: int) -> tuple[Exam, ...]:
         """Smaller shapes, for the curve and the cost model."""
-        return survey_shapes(replace(self.longest, sequences=largest), self.lengths)
+        from brim.prober.trial import Exam
+
+        shapes = survey_shapes(replace(self.longest, sequences=largest), self.lengths)
+        return tuple(Exam(longest=shape, accumulates=self.accumulates(shape.sequences)) for shape in shapes)
 
     @property
-    def wants_curve(self) -> bool:
-        """Whether smaller shapes are of interest: the fastest is asked for, or lengths differ."""
-        return self.objective == "fastest" or self.lengths is not None
+    def wants_more(self) -> bool:
+        """Whether smaller shapes and the loader are of interest."""
+        return self.objective == "fastest"
 
     def rows(self) -> TokenRows:
         """Rows of the data's lengths, as a loader gives them."""
@@ -174,6 +181,14 @@ class ProbeRequest:
             return Factory(given=model.given, **of_module)
         return Configured(self.question.setup())
 
+    def loaded_bytes(self) -> int:
+        """Of a live module: it is there before a trial begins, and counts all the same."""
+        model = self.question.model
+        if isinstance(model, Model) or not self.is_cpu:
+            return 0
+        storages = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
     def must_run_here(self) -> bool:
         """Whether the model is a live object that no child can receive: a class of a notebook, weights on a card."""
         if isinstance(self.question.model, Model):
@@ -185,6 +200,8 @@ class ProbeRequest:
     def modules(self) -> tuple[str, ...]:
         """What a trial needs beside torch: imported once."""
         config = self.question.config
+        if isinstance(self.question.model, Model) and config is None:
+            return (self.question.model.given.partition(":")[0],)
         found = [] if config is None else ["transformers", *filter(None, [_module_of(str(config.get("model_type")))])]
         if self.settings.method != "full":
             found.append("peft")
@@ -266,9 +283,7 @@ def _find_device(device: str | None, memory: int | str | None, index: int | None
     if device == "cpu":
         if index is not None:
             raise UsageError(_("--device cpu and --gpu-index contradict each other."))
-        where = find_where(None, memory, "cpu")
-        assert where is not None
-        return "cpu", where, None
+        return "cpu", _cpu(memory), None
     from brim.machine.detect import detect
 
     accelerators = detect().accelerators
@@ -287,6 +302,22 @@ def _find_device(device: str | None, memory: int | str | None, index: int | None
     if memory is None:
         where = replace(where, limit_bytes=chosen.free_bytes or chosen.total_bytes)
     return f"{_backend(chosen.gpu.backend)}:{chosen.index}", where, chosen.total_bytes
+
+
+def _cpu(memory: int | str | None) -> Where:
+    """As much as was said, if the host has it; else a part of what is free."""
+    from brim.machine.host import host
+
+    where = find_where(None, memory, "cpu")
+    assert where is not None
+    if memory is None:
+        limit = int(FREE_SHARE * where.limit_bytes)
+        said = _("The limit is {share:.0%} of the memory that is free on this machine now: no --memory was given.")
+        return replace(where, limit_bytes=limit, assumptions=(said.format(share=FREE_SHARE),))
+    if where.limit_bytes > host().memory_bytes:
+        text = _("--memory {asked} is more than the {there} of this machine.")
+        raise UsageError(text.format(asked=format_bytes(where.limit_bytes), there=format_bytes(host().memory_bytes)))
+    return where
 
 
 def _backend(name: str) -> str:
@@ -328,7 +359,8 @@ def _check_one_process(settings: Settings) -> None:
 
 def _margin(asked: str | float | None, where: Where, *, is_cpu: bool) -> int:
     if asked is None:
-        return int(MARGINS["cpu" if is_cpu else "cuda"] * where.limit_bytes)
+        usual = int(MARGINS["cpu" if is_cpu else "cuda"] * where.limit_bytes)
+        return min(max(usual, LEAST_MARGIN_BYTES), where.limit_bytes // 4)
     margin = parse_part(asked, where.limit_bytes)
     if not 0 <= margin < where.limit_bytes:
         raise UsageError(

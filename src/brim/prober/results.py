@@ -9,11 +9,13 @@ from dataclasses import asdict, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from brim.errors import BrimError
 from brim.locale import _
 from brim.machine.host import cache_folder, host
 from brim.machine.records import Accelerator, Machine
-from brim.records import Measurement
+from brim.records import DataReport, Measurement
 from brim.version import __version__
 from brim.workload.records import Workload
 from brim.workload.resolve import Model
@@ -32,13 +34,14 @@ def record(request: ProbeRequest, **found: Any) -> Measurement:
     largest = found.get("largest")
     settings, size = request.settings, largest.micro_batch if largest is not None else 1
     return Measurement(
-        workload=_workload(request),
+        workload=_workload(request, size),
         machine=_machine(request),
         settings=replace(settings, micro_batch=size, accumulation=_accumulation(request, size)),
         device=request.device,
         objective=request.objective,
         limit_bytes=request.where.limit_bytes,
         margin_bytes=request.margin_bytes,
+        data=_data(request),
         assumptions=tuple(_assumptions(request)),
         versions=versions(),
         **{**found, "warnings": (*request.warnings, *found.get("warnings", ()))},
@@ -55,9 +58,11 @@ def find(request: ProbeRequest) -> Measurement | None:
     if not path.exists():
         return None
     try:
-        return Measurement.read(path)
+        found = Measurement.read(path)
     except BrimError:  # damaged, or of another brim: measured again
         return None
+    # The same model may lie elsewhere, or have another name.
+    return replace(found, workload=replace(found.workload, model=_name(request)))
 
 
 def keep(request: ProbeRequest, measurement: Measurement) -> None:
@@ -108,12 +113,36 @@ def _path(request: ProbeRequest) -> Path:
     return cache_folder() / "probe" / f"{hashlib.sha256(text.encode()).hexdigest()[:40]}.json"
 
 
-def _workload(request: ProbeRequest) -> Workload:
-    settings, lengths, model = request.settings, request.lengths, request.question.model
+def _name(request: ProbeRequest) -> str:
+    model = request.question.model
+    return model.given if isinstance(model, Model) else request.name
+
+
+def _data(request: ProbeRequest) -> DataReport | None:
+    lengths = request.data
+    if lengths is None or request.lengths is None:
+        return None
+    seen = request.lengths.tokens
+    return DataReport(
+        source=lengths.source,
+        sequences=lengths.n,
+        tokens=int((seen + request.lengths.target_tokens).sum()),
+        counted_by=lengths.counted_by,
+        exact=lengths.exact,
+        mean_tokens=float(seen.mean()),
+        median_tokens=int(np.median(seen)),
+        p95_tokens=int(np.quantile(seen, 0.95)),
+        longest_tokens=int(lengths.tokens.max()),
+        cut=int((lengths.tokens > request.longest.length).sum()),
+    )
+
+
+def _workload(request: ProbeRequest, size: int) -> Workload:
+    settings, lengths = request.settings, request.lengths
     return Workload(
-        model=model.given if isinstance(model, Model) else request.name,
+        model=_name(request),
         task=settings.task or "causal-lm",
-        effective_batch=request.effective_batch or 1,
+        effective_batch=request.effective_batch or size * request.accumulation,
         max_length=request.longest.length,
         target_length=settings.target_len,
         lengths=lengths.histogram() if lengths is not None else (),
@@ -141,9 +170,14 @@ def _assumptions(request: ProbeRequest) -> list[str]:
     said = list(request.where.assumptions)
     said.append(_("Weights are fresh ones: memory and time do not depend on their values."))
     if request.effective_batch is None and request.accumulation == 1:
-        said.append(_("A step is one micro-batch: no --effective-batch was given, so no gradients wait for others."))
+        said.append(
+            _("A step is one micro-batch, because no --effective-batch was given; with accumulation the largest may be smaller.")
+        )
     if request.lengths is None:
-        said.append(_("Every sequence has {length} tokens: no --data was given.").format(length=request.longest.length))
+        text = _("Every sequence has {length} tokens: no --data was given.")
+        if request.given.get("seq_len") is None:
+            text = _("Every sequence has {length} tokens, as is usual: neither --seq-len nor --data was given.")
+        said.append(text.format(length=request.longest.length))
     elif not request.lengths.exact:
         said.append(_("The lengths are guessed from characters: give --tokenizer to be sure."))
     return said

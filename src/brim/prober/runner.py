@@ -12,23 +12,23 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from brim.errors import UsageError
 from brim.locale import _
 from brim.machine.budget import ForkServer
 from brim.machine.device import Device
 from brim.prober.promise import Promise
 from brim.prober.subjects import Subject
-from brim.prober.trial import Exam, Notes, Told, examine, survey, warm_up
+from brim.prober.trial import Exam, Notes, Point, Told, examine, survey, warm_up
 from brim.records import ShapePoint, Trial
 from brim.sizes import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from brim.prober.shapes import Shape
 
     Watch = Callable[[int, str | None, float], None]
 
@@ -55,11 +55,19 @@ class Runner:
     """Called while a trial runs: size, phase, seconds so far."""
     is_here: bool = False
     """Run trials in this process, between two copies of every bit: the subject is a live object that no child can receive."""
+    loaded_bytes: int = 0
+    """What a live subject brings with it before the limit is set: it counts all the same."""
     recorded: Device | None = None
     """Stands for the device, in tests."""
     server: ForkServer = field(default_factory=ForkServer)
     _offset: int = 0
     """From the peak of what is touched to the peak of what is taken, as the last size that ran had it."""
+    base_bytes: int | None = None
+    """Here: what the process held before the first trial."""
+    gradient_bytes: int | None = None
+    """As the last trial had them."""
+    is_exact: bool = True
+    """Whether the bytes of all trials can be held against the limit."""
     _fastest: float | None = None
     """Seconds per token of the fastest size so far."""
 
@@ -96,32 +104,47 @@ class Runner:
             notes = str(Path(folder) / "notes")
             outcome = self.server.run(
                 examine, self.subject, exam, self.device, notes, self.recorded,
-                memory_bytes=self.memory_bytes, timeout_seconds=self.trial_seconds, preload=self.modules, warm_up=warm_up,
+                memory_bytes=self.room_bytes, timeout_seconds=self.trial_seconds, preload=self.modules,
+                warm_up=partial(warm_up, self.subject),
             )  # fmt: skip
             phase, steps = Notes.read(notes)
         base: dict[str, Any] = {
             "micro_batch": size,
             "max_length": exam.longest.length,
+            "accumulates": exam.accumulates,
             "elapsed_seconds": round(outcome.seconds, 3),
         }
         if outcome.verdict != "ok":
             return Trial(verdict=outcome.verdict, phase=phase, steps=steps, message=outcome.message, **base)
+        if outcome.value is None:
+            message = _("The model's own code ended the process.")
+            return Trial(verdict="crash", phase=phase, steps=steps, message=message, **base)
         return self.judge(outcome.value, base)
+
+    @property
+    def room_bytes(self) -> int | None:
+        """The CPU's budget without what was there before it began."""
+        return None if self.memory_bytes is None else max(1, self.memory_bytes - self.loaded_bytes)
 
     def judge(self, told: Told, base: dict[str, Any]) -> Trial:
         """The verdict on an exam whose process lived to tell."""
-        size = base["micro_batch"]
+        if told.refusal is not None:
+            message, hint = told.refusal
+            raise UsageError(message, hint=hint or None)
+        size, loaded = base["micro_batch"], self.loaded_bytes
+        self.gradient_bytes = told.gradient_bytes or self.gradient_bytes
         facts: dict[str, Any] = {
             **base,
             "steps": told.steps,
-            "peak_allocated_bytes": told.allocated_bytes,
-            "peak_reserved_bytes": told.reserved_bytes,
-            "peak_device_bytes": told.device_bytes,
-            "one_sequence_bytes": told.one_sequence_bytes or None,
+            "peak_allocated_bytes": told.allocated_bytes + loaded,
+            "peak_reserved_bytes": told.reserved_bytes + loaded,
+            "peak_device_bytes": told.device_bytes + loaded,
+            "one_sequence_bytes": told.one_sequence_bytes + loaded if told.one_sequence_bytes else None,
             "allocator_retries": told.retries,
         }
         if told.phase is not None:
             return Trial(verdict="out-of-memory", phase=told.phase, message=told.message, **facts)
+        self.is_exact = self.is_exact and told.is_exact
         # The first of the full size still waits for pages and for kernels to be chosen.
         computing, updating = min(told.micro_batch_seconds[1:] or told.micro_batch_seconds), median(told.update_seconds)
         promise = self.promise
@@ -135,7 +158,7 @@ class Runner:
         trouble = self._thrashing(told, size, computing)
         if trouble:
             return Trial(verdict="thrashing", message=trouble, **facts)
-        self._offset = told.device_bytes - told.resident_bytes
+        self._offset = told.device_bytes - told.resident_bytes + loaded
         return Trial(verdict="ok", **facts)
 
     def _thrashing(self, told: Told, size: int, computing: float) -> str:
@@ -152,27 +175,31 @@ class Runner:
         self._fastest = min(each, self._fastest or each)
         return ""
 
-    def survey(self, shapes: tuple[Shape, ...], exam: Exam, passed: Trial) -> tuple[list[ShapePoint], list[float], str]:
-        """Smaller shapes in one further process: their points, the seconds of their updates, and what went wrong, if anything did."""
+    def survey(self, exams: tuple[Exam, ...], largest: Exam, passed: Trial) -> tuple[list[ShapePoint], str]:
+        """Smaller shapes in one further process: their points, and what went wrong, if anything did."""
         each = (passed.micro_batch_seconds or 0.0) / (passed.micro_batch * passed.max_length)
         outcome = self.server.run(
-            survey, self.subject, shapes, exam, self.device, each, self.recorded,
-            memory_bytes=self.memory_bytes, timeout_seconds=self.trial_seconds, preload=self.modules, warm_up=warm_up,
+            survey, self.subject, exams, largest, self.device, each, self.recorded,
+            memory_bytes=self.room_bytes, timeout_seconds=self.trial_seconds, preload=self.modules,
+            warm_up=partial(warm_up, self.subject),
         )  # fmt: skip
         if outcome.verdict != "ok":
-            return [], [], outcome.message
-        points = [
-            ShapePoint(
-                sequences=point.shape.sequences,
-                length=point.shape.length,
-                target_length=point.shape.target_length,
-                padded=point.shape.padded,
-                peak_bytes=max(0, point.peak_bytes + self._offset),
-                seconds=point.seconds,
-            )
-            for point in outcome.value
-        ]
-        return points, [point.update_seconds for point in outcome.value], ""
+            return [], outcome.message
+        return [self._point(point) for point in outcome.value], ""
+
+    def _point(self, point: Point) -> ShapePoint:
+        shape, size = point.exam.longest, point.exam.longest.sequences
+        is_full = shape.length + shape.target_length == self.promise.tokens_per_sequence
+        return ShapePoint(
+            sequences=size,
+            length=shape.length,
+            target_length=shape.target_length,
+            padded=shape.padded,
+            accumulates=point.exam.accumulates,
+            peak_bytes=max(1, point.peak_bytes + self._offset),
+            seconds=point.seconds,
+            tokens_per_second=self.promise.tokens_per_second(size, point.seconds, point.update_seconds) if is_full else None,
+        )
 
     @contextlib.contextmanager
     def _watching(self, size: int, notes: Path) -> Any:

@@ -21,8 +21,8 @@ _FINE_ENOUGH: Final = 100
 """Sizes that differ by less than this part are not told apart any more."""
 _FAR_APART: Final = 4
 """Sizes of which one is so many times the other: their middle is the geometric one."""
-_STEPS_BACK: Final = (0.94, 0.88, 0.8)
-"""Of the limit: what a prediction may use after one, two, three sizes that did not fit."""
+_STEPS_BACK: Final = (0.94, 0.8)
+"""Of the limit: what a prediction may use after one and two sizes that did not fit."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,8 @@ def bracket(trials: Sequence[Trial], most: int) -> tuple[int, int]:
 def affine(trials: Sequence[Trial]) -> AffineFit | None:
     """Measured bytes as a line, by least squares; None below two sizes."""
     ran = [trial for trial in trials if _is_measured(trial)]
+    # Beside gradients of others every size takes more: one line cannot hold both kinds.
+    ran = [trial for trial in ran if trial.accumulates] or ran
     ones = [(1, trial.one_sequence_bytes) for trial in ran if trial.one_sequence_bytes is not None]
     points = sorted(dict([*ones, *((trial.micro_batch, trial.peak_device_bytes) for trial in ran)]).items())
     if len(points) < 2:
@@ -115,12 +117,13 @@ def _larger(aim: Aim, trials: Sequence[Trial], low: int, high: int) -> int | Non
     line, uncertainty = _line(aim, trials, low)
     if line(low + 1) - uncertainty(low + 1) > aim.limit_bytes:
         return None
-    failed_above = sum(trial.verdict != "ok" and trial.micro_batch > low for trial in trials)
-    if failed_above > 2 or (failed_above and high > 2 * low and line(high) <= aim.limit_bytes):
+    failed = [trial.micro_batch for trial in trials if trial.verdict != "ok" and trial.micro_batch > low]
+    wrong = sum(line(size) <= aim.limit_bytes for size in failed)
+    if wrong > 2 or len(failed) > 3 or (wrong and high > 2 * low):
         # The line has been wrong: halves need no line.
         return _between(low, high)
     # What failed so near may have been noise: the line gets one more chance, and less room.
-    room = aim.limit_bytes * (1 - NOISE * failed_above)
+    room = aim.limit_bytes * (1 - NOISE * wrong)
     next_apart = min(high - 1, low + max(1, low // _FINE_ENOUGH))
     return _largest_below(line, room, next_apart, high)
 

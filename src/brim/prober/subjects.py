@@ -54,6 +54,16 @@ class Factory(OwnModule):
 
     given: str
 
+    def prepare(self) -> None:
+        """Import what the function imports, before the limit is set."""
+        import contextlib
+
+        from brim.errors import BrimError
+        from brim.workload.resolve import find_model
+
+        with contextlib.suppress(BrimError):  # told when it is built
+            find_model(self.given).build("meta")
+
     def build(self, device: str) -> Trainee:
         """On a device of torch."""
         import torch

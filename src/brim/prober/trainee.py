@@ -80,6 +80,15 @@ class Trainee:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
+    def gradient_bytes(self) -> int:
+        """Of all parameters that have one."""
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        return sum(gradient.numel() * gradient.element_size() for gradient in gradients)
+
+    def forget_gradients(self) -> None:
+        """After a failure: what was computed of a step is of no use."""
+        self.optimizer.zero_grad(set_to_none=True)
+
     def evaluate(self, batch: Any) -> None:
         """One step of evaluation, and back to training."""
         modes = {name: module.training for name, module in self.model.named_modules()}

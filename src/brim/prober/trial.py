@@ -1,10 +1,10 @@
 """What happens in the child: one size is examined, and what it took is told.
 
 The order comes from what has failed after a search had said that it fits. The optimizer's state is made first, by a step of one
-sequence. Then come two optimizer steps of the full size with the longest sequences, one with a mask and one without (attention may take
-another kernel), and while gradients of other micro-batches live, if the step accumulates. Then mixed lengths, which is where an
-allocator's memory breaks into pieces, a batch of evaluation, and a save. Nothing is given back in between, as nothing would be in
-training.
+sequence. Then come two optimizer steps of the full size with the longest sequences, one without a mask and one with it (attention may take
+another kernel), and while gradients of other micro-batches live, if the step accumulates; where steps are short some more of them, because
+a heap may grow for a while. Then mixed lengths, which is where an allocator's memory breaks into pieces, a batch of evaluation, and a save.
+Nothing is given back in between, as nothing would be in training.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import gc
 import io
 import json
 import os
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from brim.errors import UnsupportedError, UsageError
 from brim.machine import child
 from brim.machine.device import CpuDevice, Device, TorchDevice
 from brim.prober.shapes import Shape
@@ -43,6 +45,8 @@ class Exam:
     first: int = 1
     """Sequences of the first step, which makes the optimizer's state."""
     saves: bool = True
+    soak_seconds: float = 1.0
+    """Steps of the full size go on for so long: where they are short, some more of them cost nothing."""
     device_share: float | None = None
     """Accelerators: the share of the device's memory that the process may take; None: all of it."""
     others_bytes: int = 0
@@ -69,8 +73,13 @@ class Told:
     update_seconds: tuple[float, ...] = ()
     wait_seconds: float = 0.0
     """To make one full micro-batch and bring it to the device."""
+    is_exact: bool = True
+    """False where the peak of the process lies before the exam: what was touched then stands for what was taken, and is more."""
+    gradient_bytes: int = 0
     retries: int = 0
     swapped_bytes: int = 0
+    refusal: tuple[str, str] | None = None
+    """A mistake of the user's, in words, and what to do about it."""
 
 
 class Notes:
@@ -108,7 +117,17 @@ class Meter:
         self._data = child.data_bytes() if self._is_cpu and _HAS_PROC else 0
         self._resident = child.resident_bytes() if self._is_cpu else 0
         self._retries = device.read().allocator_retries
-        device.reset_peak()
+        self.forget()
+
+    def forget(self) -> None:
+        """Let peaks count from here, above the same baseline. The peak of what was mapped stays: only a higher one will tell."""
+        self._old_peak = child.peak_data_bytes() if self._is_cpu and self._is_fresh else 0
+        self._device.reset_peak()
+
+    def _room(self) -> int:
+        """What the limit leaves: nobody has taken more, whatever was touched (libraries' own pages count there)."""
+        limit = child.data_limit() if self._is_fresh else None
+        return max(0, limit - self._data) if limit is not None else sys.maxsize
 
     def read(self) -> dict[str, Any]:
         """As fields of `Told`."""
@@ -116,7 +135,10 @@ class Meter:
         told = {"retries": reading.allocator_retries - self._retries, "swapped_bytes": reading.swapped_bytes}
         if self._is_cpu:
             resident = max(0, (child.peak_resident_bytes() or 0) - self._resident)
-            data = max(0, child.peak_data_bytes() - self._data) if self._is_fresh else resident
+            peak = child.peak_data_bytes() if self._is_fresh else 0
+            is_exact = peak > self._old_peak
+            data = peak - self._data if is_exact else min(resident, self._room())
+            told["is_exact"] = is_exact
             return {**told, "allocated_bytes": data, "reserved_bytes": data, "device_bytes": data, "resident_bytes": resident}
         # What the process holds of the device beyond the allocator's segments: the context, workspaces.
         beyond = max(0, reading.total_bytes - reading.free_bytes - reading.reserved_bytes - self._others)
@@ -130,12 +152,17 @@ class Meter:
         }
 
 
+_MORE_STEPS: Final = 3
+"""Times the first two steps of the full size, at most, until `soak_seconds` are spent on them."""
 _HAS_PROC: Final = Path("/proc/self/status").exists()
 
 
-def warm_up() -> None:
+def warm_up(subject: Any = None) -> None:
     """What torch does once in a process, at the first backward, the first optimizer's step and the first save: not a trial's to pay for."""
     import torch
+
+    if hasattr(subject, "prepare"):
+        subject.prepare()
 
     weight = torch.nn.Parameter(torch.zeros(64, 64))
     optimizer = torch.optim.AdamW([weight])
@@ -178,6 +205,8 @@ def examine(
 
         failure = failure_of(error, examiner.notes.phase)
         if failure is None:
+            if isinstance(error, UsageError | UnsupportedError):
+                return Told(refusal=(error.message, error.hint or ""))
             raise
         words = " ".join(str(error).split()) or type(error).__name__
         release(error, device)
@@ -194,6 +223,7 @@ class _Examiner:
         self._updating: list[float] = []
         self._waited = 0.0
         self._one_sequence_bytes = 0
+        self._gradient_bytes = 0
 
     def told(self, **more: Any) -> Told:
         return Told(
@@ -202,6 +232,7 @@ class _Examiner:
             update_seconds=tuple(self._updating),
             wait_seconds=self._waited,
             one_sequence_bytes=self._one_sequence_bytes,
+            gradient_bytes=self._gradient_bytes,
             **self._meter.read(),
             **more,
         )
@@ -210,11 +241,14 @@ class _Examiner:
         exam, notes = self._exam, self.notes
         notes.enter("forward")
         trainee = subject.build(name)
+        self._meter.forget()
         one = replace(exam.longest, sequences=exam.first)
-        self._step(trainee, [one])
+        self._step(trainee, [one, one] if exam.accumulates else [one])
         if exam.first == 1:
             self._one_sequence_bytes = self._meter.read()["device_bytes"]
-        for padded in exam.masks:
+        for padded in (*exam.masks, *_MORE_STEPS * exam.masks):
+            if notes.steps >= len(exam.masks) and sum(self._computing) >= exam.soak_seconds:
+                break
             full = replace(exam.longest, padded=padded)
             computing, updating = self._step(trainee, [one, full] if exam.accumulates else [full])
             self._computing.append(computing)
@@ -229,16 +263,26 @@ class _Examiner:
             notes.enter("saving")
             trainee.save()
 
-    def time(self, trainee: Trainee, shape: Shape, repeats: int) -> Point:
-        """Some steps of one shape, after one of a single sequence of its kind."""
-        one = replace(shape, sequences=1)
-        self._step(trainee, [one])
-        gc.collect()
-        self._device.give_back()
-        self._device.reset_peak()
-        shapes = [one, shape] if self._exam.accumulates else [shape]
-        times = [self._step(trainee, shapes) for _repeat in range(repeats)]
-        return Point(shape, self._meter.read()["resident_bytes"], *(min(column) for column in zip(*times, strict=True)))
+    def time(self, trainee: Trainee, exam: Exam, repeats: int) -> Point | None:
+        """Some steps of one shape, after one of a single sequence of its kind; None: out of memory."""
+        shape, one = exam.longest, replace(exam.longest, sequences=1)
+        try:
+            self._step(trainee, [one])
+            gc.collect()
+            self._device.give_back()
+            self._meter.forget()
+            shapes = [one, shape] if exam.accumulates else [shape]
+            times = [self._step(trainee, shapes) for _repeat in range(repeats)]
+        except Exception as error:
+            from brim.step.oom import failure_of, release
+
+            if failure_of(error, self.notes.phase) is None or self.notes.phase == "optimizer":
+                raise
+            release(error, self._device)
+            trainee.forget_gradients()
+            return None
+        seconds, update_seconds = (min(column) for column in zip(*times, strict=True))
+        return Point(exam, self._meter.read()["resident_bytes"], seconds, update_seconds)
 
     def _step(self, trainee: Trainee, shapes: Any) -> tuple[float, float]:
         """One optimizer step; the seconds of its last micro-batch, and of its update."""
@@ -256,6 +300,7 @@ class _Examiner:
             del loss, batch
         self._device.synchronize()
         done = time.perf_counter()
+        self._gradient_bytes = self._gradient_bytes or trainee.gradient_bytes()
         self.notes.enter("optimizer")
         trainee.update()
         self._device.synchronize()
@@ -266,7 +311,7 @@ class _Examiner:
 class Point:
     """One shape of a survey, and what it took."""
 
-    shape: Shape
+    exam: Exam
     peak_bytes: int
     seconds: float
     update_seconds: float
@@ -277,22 +322,26 @@ _SLOWER: Final = 1.05
 
 
 def survey(
-    subject: Subject, shapes: tuple[Shape, ...], exam: Exam, name: str, seconds_per_token: float, device: Device | None = None
+    subject: Subject, exams: tuple[Exam, ...], passed: Exam, name: str, seconds_per_token: float, device: Device | None = None
 ) -> list[Point]:
-    """Steps of one shape after the other, in one process: shapes that are smaller than `exam`, which was passed.
+    """Steps of one shape after the other, in one process: shapes that are smaller than the exam that was passed.
 
-    Sizes of the full length come first, from large to small, until they get slower than the fastest.
+    Sizes of the full length come first, from large to small, until they get slower than the fastest. A shape that runs out of memory
+    all the same (it accumulates, and what passed did not) is left out.
     """
     device = device or device_of(name)
-    examiner = _Examiner(exam, Notes(None), device)
+    examiner = _Examiner(passed, Notes(None), device)
     trainee = subject.build(name)
     found: list[Point] = []
-    best, is_falling = seconds_per_token, False
-    for shape in shapes:
-        is_on_curve = shape.length == exam.longest.length and shape.padded == exam.longest.padded and shape.sequences > 1
+    best, is_falling, longest = seconds_per_token, False, passed.longest
+    for exam in exams:
+        shape = exam.longest
+        is_on_curve = (shape.length, shape.padded) == (longest.length, longest.padded) and shape.sequences > 1
         if is_on_curve and is_falling:
             continue
-        point = examiner.time(trainee, shape, repeats=2 if is_on_curve else 1)
+        point = examiner.time(trainee, exam, repeats=2 if is_on_curve else 1)
+        if point is None:
+            continue
         found.append(point)
         each = point.seconds / (shape.sequences * shape.length)
         is_falling = is_falling or (is_on_curve and each > _SLOWER * best)

@@ -92,7 +92,8 @@ class Budget:
         """What a probe has measured: its limit, less the margin; bytes and seconds by the shapes that ran there.
 
         `margin` are bytes that stay free of the limit; None: as many as in the probe. Shapes that a trial ran are allowed, shapes beyond a
-        trial that failed are not, and the rest is decided by a polynomial that understates no shape that ran.
+        trial that failed are not, and the rest is decided by a polynomial that understates no shape that ran. A micro-batch is one of
+        several in its step: what ran as the only one counts with the gradients of all that trains added.
         """
         from brim.step.measured import measured_budget
 
