@@ -124,7 +124,6 @@ def test_the_order_of_two_cuts_is_that_of_the_sizes_that_were_timed(tiny: str) -
     small, large = (best_of(tiny, probe, micro_batch=size, **wishes).speed for size in (16, 64))
     assert small is not None
     assert large is not None
-    assert small.step_seconds < large.step_seconds
     assert small.step_seconds == pytest.approx(4 * 0.0816 * 16 / 17 + 0.02, rel=0.1)
     assert large.step_seconds == pytest.approx(0.482 * 64 / 70 + 0.02, rel=0.1)
     found = brim.plan(tiny, probe=probe, checkpointing="none", **wishes)

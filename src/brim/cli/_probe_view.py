@@ -130,7 +130,7 @@ def _was_capped(found: Measurement) -> bool:
 
 def _data_line(data: DataReport) -> str:
     text = _(
-        "{source}: {count:,} sequences, median {median} tokens, 95% below {p95}, longest {longest}, {cut} cut; counted by {how}"
+        "{source}: {count:,} sequences, median {median} tokens, 95 percent below {p95}, longest {longest}, {cut} cut; counted by {how}"
     )
     return text.format(
         source=data.source, count=data.sequences, median=data.median_tokens, p95=data.p95_tokens, longest=data.longest_tokens,
