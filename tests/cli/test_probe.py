@@ -114,9 +114,49 @@ def test_a_wrong_wish_ends_with_two(cli: Cli, asked: tuple[str, ...], more: tupl
     assert ended.out == ""
 
 
-def test_where_nothing_fits_it_ends_with_one(cli: Cli, folder: Path, server: ForkServer) -> None:
+def test_more_memory_than_the_machine_has_ends_with_two(cli: Cli, folder: Path) -> None:
+    ended = cli("probe", str(folder), "--device", "cpu", "--memory", "900TiB", "--seq-len", "256")
+    assert ended.code == 2
+    assert "of this machine" in ended.err
+
+
+def test_a_mistake_that_a_child_finds_ends_with_two(cli: Cli, server: ForkServer) -> None:
+    with kept(server):
+        ended = cli("probe", "tests.prober.subjects:plain", "--device", "cpu", "--memory", "64MiB", "--seq-len", "32")
+    assert ended.code == 2
+    assert "does not know how to call it" in ended.err
+    assert "Trial 1" not in ended.err
+
+
+def test_the_data_are_told_and_that_more_would_fit(cli: Cli, folder: Path, server: ForkServer, tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"text": "a word " * number}) + "\n" for number in range(3, 9)))
+    asked = ("--device", "cpu", "--memory", "96MiB", "--data", str(data), "--effective-batch", "4", "--objective", "largest")
+    with kept(server):
+        ended = cli("probe", str(folder), *asked)
+    assert ended.code == 0
+    said = " ".join(ended.out.split())
+    assert "6 sequences, median " in said
+    assert "micro-batch 4" in said
+    assert "more would fit, and a step has no more" in said
+
+
+def test_where_memory_ends_nothing_more_would_fit(cli: Cli, asked: tuple[str, ...]) -> None:
+    assert "more would fit" not in cli(*asked).out
+
+
+def test_far_too_little_memory_ends_with_one_and_without_a_trial(cli: Cli, folder: Path, server: ForkServer) -> None:
     with kept(server):
         ended = cli("probe", str(folder), "--device", "cpu", "--memory", "3MiB", "--seq-len", "256")
+    assert ended.code == 1
+    assert "for one sequence of 256 tokens" in ended.err
+    assert "Trial 1" not in ended.err
+    assert ended.out == ""
+
+
+def test_where_nothing_fits_it_ends_with_one(cli: Cli, folder: Path, server: ForkServer) -> None:
+    with kept(server):
+        ended = cli("probe", str(folder), "--device", "cpu", "--memory", "5400KiB", "--seq-len", "256")
     assert ended.code == 1
     assert "Trial 1: 1 x 256: out-of-memory" in ended.err
     assert "even one sequence of 256 tokens" in ended.err

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -197,7 +198,7 @@ def hanging_step(model: nn.Module, micro_batch: int, seq_len: int) -> torch.Tens
 
 def noted_step(notes: str, model: nn.Module, micro_batch: int, seq_len: int) -> torch.Tensor:
     """Leaves the number of the process in which it runs."""
-    with open(notes, "a", encoding="ascii") as file:
+    with Path(notes).open("a", encoding="ascii") as file:
         file.write(f"{os.getpid()}\n")
     return plain_step(model, micro_batch, seq_len)
 
@@ -223,9 +224,9 @@ def find_with_layers(memory: str, *, can_travel: bool) -> tuple[int, list[tuple[
         pass
 
     torch.set_num_threads(1)
-    tokens = torch.arange(100)
+    tokens = torch.arange(200)
     finder = BatchSizeOptimizer(Layers() if can_travel else OfANotebook(), "cpu", memory=memory, say=lambda text: None)
-    found = finder.find_optimal_batch_size([(tokens, tokens)] * 1000, start_batch_size=8, max_batch_size=1000)
+    found = finder.find_optimal_batch_size([(tokens, tokens)] * 64, start_batch_size=8, max_batch_size=24)
     return found, finder.memory_usage_history
 
 

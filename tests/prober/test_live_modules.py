@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,18 @@ import pytest
 import torch
 
 import brim
-from brim.errors import UsageError
+from brim.errors import OutOfMemoryError, UsageError
 from brim.machine.budget import ForkServer
 from brim.records import Measurement
 from brim.sizes import GIB, MIB
-from tests.prober.subjects import Plain, Table, find_with_layers, hanging_step, noted_step, plain_step, table_step
+from tests.prober.subjects import Plain, Table, find_with_layers, hanging_step, noted_step, table_step
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA limits allocations on Linux only")
 
 TABLE_BYTES = 100_000 * 256 * 4
 LIMIT = TABLE_BYTES + 80 * MIB
+USUAL_HEAP = {"MALLOC_MMAP_THRESHOLD_": str(32 * MIB), "MALLOC_TRIM_THRESHOLD_": str(64 * MIB)}
+"""As a process has it that has run for a while: freed memory stays, and is there for the next trial."""
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +33,7 @@ def _one_server(one_server: None) -> None:
 
 
 def probe_table(model: Any, **more: Any) -> Measurement:
-    asked = {"device": "cpu", "memory": LIMIT, "seq_len": 256, "objective": "largest", "cache": False, "step": table_step}
+    asked = {"device": "cpu", "memory": LIMIT, "seq_len": 4096, "objective": "largest", "step": table_step}
     return brim.probe(model, **{**asked, **more})
 
 
@@ -41,42 +44,44 @@ def peaks(record: Measurement) -> list[int]:
 
 
 def test_weights_that_are_there_already_count_as_those_do_that_a_function_builds() -> None:
-    live, built = probe_table(Table()), probe_table("tests.prober.subjects:Table")
+    sizes = {"micro_batch": 3, "effective_batch": 5}
+    live, built = probe_table(Table(), **sizes), probe_table("tests.prober.subjects:Table", **sizes)
     for record in (live, built):
         assert record.complete
         assert record.largest is not None
         assert TABLE_BYTES < record.largest.peak_bytes <= LIMIT
         found = peaks(record)
         assert len(found) > 1
-        assert all(smaller < larger for smaller, larger in zip(found, found[1:], strict=False))
+        assert all(smaller < larger for smaller, larger in pairwise(found))
     assert live.largest is not None
     assert built.largest is not None
     assert live.largest.micro_batch == pytest.approx(built.largest.micro_batch, rel=0.1)
 
 
 def test_a_limit_below_the_weights_that_are_there_is_no_limit_to_train_under() -> None:
-    with pytest.raises(brim.errors.OutOfMemoryError, match="even one sequence"):
+    with pytest.raises(OutOfMemoryError, match=r"takes 97.9 MiB by itself, and 46.8 MiB may be taken"):
         probe_table(Table(), memory=TABLE_BYTES // 2)
 
 
 def test_the_history_of_sizes_grows_with_them() -> None:
     torch.set_num_threads(1)
     finder = brim.BatchSizeOptimizer(Table(), "cpu", memory="80MiB", say=lambda text: None)
-    dataset = [(torch.zeros(256, dtype=torch.long), number % 10) for number in range(256)]
-    found = finder.find_optimal_batch_size(dataset, start_batch_size=8, max_batch_size=256)
+    dataset = [(torch.zeros(4096, dtype=torch.long), number) for number in range(4)]
+    found = finder.find_optimal_batch_size(dataset, start_batch_size=2, max_batch_size=4)
     history = sorted(finder.memory_usage_history)
     assert history[-1][0] == found
-    assert len(history) > 1
-    assert all(smaller < larger for (_one, smaller), (_two, larger) in zip(history, history[1:], strict=False))
+    assert [size for size, _gib in history] == [2, 4]
+    assert history[1][1] > 1.5 * history[0][1]
 
 
-def test_in_this_process_the_limit_counts_from_before_the_first_trial(server: ForkServer) -> None:
-    here = server.run(find_with_layers, "150MiB", can_travel=False, preload=("tests.prober.subjects",), timeout_seconds=120)
+def test_in_this_process_the_limit_counts_from_before_the_first_trial() -> None:
+    with ForkServer(environment=USUAL_HEAP) as server:
+        here = server.run(find_with_layers, "150MiB", can_travel=False, preload=("tests.prober.subjects",), timeout_seconds=120)
     assert (here.verdict, here.message) == ("ok", "")
     found, history = here.value
     apart, _history = find_with_layers("150MiB", can_travel=True)
-    assert 8 < found <= 1.25 * apart
-    assert max(gib for _size, gib in history) * GIB <= 1.1 * 150 * MIB
+    assert 0.5 * apart <= found <= 1.25 * apart
+    assert max(gib for _size, gib in history) * GIB <= 1.05 * 150 * MIB
 
 
 def test_no_step_of_ones_own_runs_in_the_calling_process(tmp_path: Path) -> None:
@@ -92,25 +97,19 @@ def test_no_step_of_ones_own_runs_in_the_calling_process(tmp_path: Path) -> None
     assert str(os.getpid()) not in ran
 
 
-def test_no_module_that_builds_a_model_is_imported_by_the_calling_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_function_that_builds_a_model_runs_in_the_calling_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "somebodys_own.py").write_text(
         "import os\nfrom pathlib import Path\nfrom tests.prober.subjects import tiny_llama\n\n"
-        "with Path(__file__).with_name('notes').open('a') as file:\n    file.write(f'{os.getpid()}\\n')\n\n"
         "def build():\n"
         "    with Path(__file__).with_name('notes').open('a') as file:\n        file.write(f'{os.getpid()}\\n')\n"
         "    return tiny_llama()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    record = brim.probe(
-        "somebodys_own:build", device="cpu", memory="96MiB", seq_len=16, effective_batch=2, objective="largest"
-    )
+    record = brim.probe("somebodys_own:build", device="cpu", memory="96MiB", seq_len=16, effective_batch=2, objective="largest")
     assert record.largest is not None
     ran = set((tmp_path / "notes").read_text().split())
     assert ran
     assert str(os.getpid()) not in ran
-    assert "somebodys_own" not in sys.modules
 
 
 def test_a_mistake_that_only_the_child_can_see_is_a_mistake_here() -> None:
@@ -127,12 +126,3 @@ def test_a_hang_under_a_limit_on_time_is_in_the_record(start: int) -> None:
     assert [(trial.micro_batch, trial.verdict) for trial in record.trials] == [(start, "timeout")]
     assert not record.complete
     assert record.largest is None
-
-
-def test_a_live_module_and_its_step_are_probed_to_the_end() -> None:
-    record = brim.probe(
-        Plain(), step=plain_step, device="cpu", memory="64MiB", seq_len=512, objective="largest", effective_batch=40
-    )
-    assert record.complete
-    assert record.largest is not None
-    assert record.largest.micro_batch > 1

@@ -21,6 +21,14 @@ from tests.prober.subjects import LLAMA, Plain, plain_step, train_plainly
 
 MEMORY = "96MiB"
 LENGTH = 256
+WIDE = LLAMA | {
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 12,
+    "num_key_value_heads": 4,
+    "vocab_size": 1000,
+}
+"""Gradients are half of what its step takes: a step that accumulates needs more than one in a single piece."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +166,17 @@ def test_the_same_question_is_answered_from_the_cache(known: Found, monkeypatch:
         known.again(cache=False)
 
 
+def test_the_same_model_elsewhere_is_known_under_the_name_that_was_asked(known: Found, tmp_path: Path) -> None:
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    (other / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    lines = list[str]()
+    record = brim.probe(other, device="cpu", memory=MEMORY, seq_len=LENGTH, say=lines.append)
+    assert not lines
+    assert record.workload.model == str(other)
+    assert record.trials == known.record.trials
+
+
 def test_a_damaged_file_in_the_cache_is_no_answer(known: Found, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     request = read_request(known.folder, device="cpu", memory=MEMORY, settings={"seq_len": LENGTH})
     assert results.find(request) == known.record
@@ -191,6 +210,26 @@ def test_a_size_below_the_effective_batch_is_examined_among_gradients(tiny: str)
     assert [request.exam(size).accumulates for size in (1, 5, 6)] == [True, True, False]
     alone = read_request(tiny, device="cpu", memory=MEMORY, settings={"seq_len": LENGTH})
     assert not alone.exam(5).accumulates
+
+
+def test_the_effective_batch_in_one_piece_is_tried_though_smaller_pieces_take_more(tmp_path: Path, one_server: None) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(WIDE), encoding="utf-8")
+    record = brim.probe(
+        tmp_path, device="cpu", memory="120MiB", seq_len=16, effective_batch=8, optimizer="sgd", objective="largest"
+    )
+    assert record.largest is not None
+    assert record.largest.micro_batch == 8
+    assert record.versus is not None
+    assert record.versus.predicted_largest < 8  # what a search from below would come to
+    assert {trial.micro_batch for trial in record.trials} & {1, 2, 3}
+    assert all(trial.accumulates == (trial.micro_batch < 8) for trial in record.trials)
+
+
+def test_smaller_shapes_accumulate_where_they_would(tiny: str) -> None:
+    request = read_request(tiny, device="cpu", memory=MEMORY, effective_batch=8, settings={"seq_len": LENGTH})
+    exams = request.smaller_exams(8)
+    assert {exam.longest.sequences for exam in exams} >= {1, 4, 8}
+    assert all(exam.accumulates == (exam.longest.sequences < 8) for exam in exams)
 
 
 def test_a_limit_on_trials_leaves_what_was_found(found: Found, one_server: None) -> None:
@@ -289,6 +328,16 @@ def test_without_a_gpu_and_without_a_device_nothing_is_guessed(tiny: str, monkey
     assert "--device cpu" in str(caught.value.hint)
 
 
+def test_without_a_limit_the_cpu_may_take_most_of_what_is_free(tiny: str) -> None:
+    from brim.machine.host import host
+
+    request = read_request(tiny, device="cpu", settings={"seq_len": 64})
+    assert request.where.limit_bytes == pytest.approx(0.8 * host().available_bytes, rel=0.2)
+    assert any("80%" in text and "--memory" in text for text in results.record(request, trials=()).assumptions)
+    asked = read_request(tiny, device="cpu", memory=MEMORY, settings={"seq_len": 64})
+    assert not any("80%" in text for text in results.record(asked, trials=()).assumptions)
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
@@ -313,8 +362,9 @@ def test_what_takes_several_devices_is_refused(tiny: str, asked: dict[str, Any],
         ({"gpu_index": 1}, "contradict"),
         ({"margin": "100%"}, "margin"),
         ({"tokenizer": "gpt2"}, "--data"),
+        ({"memory": "900TiB"}, "of this machine"),
     ],
-    ids=["objective", "effective batch", "trials", "time", "accumulation", "index", "margin", "tokenizer"],
+    ids=["objective", "effective batch", "trials", "time", "accumulation", "index", "margin", "tokenizer", "memory"],
 )
 def test_a_wrong_wish_is_told_before_anything_runs(tiny: str, asked: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):

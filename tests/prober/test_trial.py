@@ -20,7 +20,7 @@ from brim.prober.subjects import Configured
 from brim.prober.trainee import Trainee, make_optimizer
 from brim.prober.trial import Exam, Notes, device_of, examine, survey
 from brim.sizes import GIB
-from tests.prober.subjects import BERT, T5, Toy, setup
+from tests.prober.subjects import BERT, LLAMA, T5, Toy, setup
 
 
 class Diary:
@@ -67,7 +67,7 @@ def test_the_exam_in_its_order() -> None:
     exam = Exam(full, mixed=(Shape(2, 12), Shape(2, 4)), evaluation=Shape(5, 16), accumulates=True, soak_seconds=0.0)
     told = examine(diary, exam, "cpu", None, a_device())
     assert diary.entries == [
-        (1, 16, True), "update",
+        (1, 16, True), (1, 16, True), "update",
         (1, 16, True), (6, 16, False), "update",
         (1, 16, True), (6, 16, True), "update",
         (2, 12, True), (2, 4, True), "update",
@@ -84,7 +84,7 @@ def test_what_is_not_asked_for_is_not_run() -> None:
     assert diary.entries == [(2, 8, True), "update", (4, 8, False), "update", (4, 8, False), "update"]
 
 
-@pytest.mark.parametrize(("soak_seconds", "steps"), [(0.0, 2), (0.2, 2), (0.5, 3), (60.0, 8)])
+@pytest.mark.parametrize(("soak_seconds", "steps"), [(0.0, 2), (0.1, 2), (60.0, 8)])
 def test_short_steps_go_on_for_a_while_and_long_ones_do_not(soak_seconds: float, steps: int) -> None:
     class Slow(Diary):
         def build(self, device: str) -> Trainee:
@@ -92,10 +92,10 @@ def test_short_steps_go_on_for_a_while_and_long_ones_do_not(soak_seconds: float,
             plain = made.forward
 
             def forward(shape: Shape) -> torch.Tensor:
-                time.sleep(0.2 if soak_seconds < 60 and shape.sequences > 1 else 0.0)
+                time.sleep(0.1 if soak_seconds < 60 and shape.sequences > 1 else 0.0)
                 return plain(shape)
 
-            made.forward = forward  # type: ignore[method-assign]
+            made.forward = forward  # type: ignore[method-assign, assignment]
             return made
 
     slow = Slow()
@@ -226,6 +226,19 @@ RECIPES: dict[str, dict[str, Any]] = {
     "qlora": {"method": "qlora", "precision": "amp-bf16"},
     "lora-8bit": {"method": "lora-8bit", "precision": "amp-bf16"},
 }
+
+
+def test_weights_that_are_larger_than_the_limit_before_they_are_quantised_are_no_peak(server: ForkServer) -> None:
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: nothing is quantised here")
+    large = LLAMA | {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 2}
+    weights_bytes = 2 * (3 * 768 * 2048 + 3 * 768 * 768) * 4
+    subject = Configured(setup(large, method="qlora", precision="amp-bf16"))
+    limit = weights_bytes // 2
+    runner = Runner(subject, "cpu", Promise(None, 1, 16), limit, preload=("transformers", "peft", "bitsandbytes"), server=server)
+    trial = runner.run(Exam(Shape(2, 16), evaluation=Shape(2, 16), soak_seconds=0.0))
+    assert (trial.verdict, trial.message) == ("ok", "")
+    assert trial.peak_device_bytes is not None
+    assert weights_bytes / 8 < trial.peak_device_bytes <= limit
 
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES))

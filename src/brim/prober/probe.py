@@ -180,7 +180,8 @@ class Prober:
                 aim = replace(aim, limit_bytes=None)
             self.trials.append(trial)
             self._tell(line_of(trial, len(self.trials), self.request.budget_bytes))
-        return True
+        # The last one may have hung, or time may only have ended: that is for the reader of the record to judge.
+        return not (self._is_late() and any(trial.verdict == "timeout" for trial in self.trials[-1:]))
 
     def _whole_batch(self) -> int | None:
         """The effective batch in one piece has no gradients of others beside it: it may run where smaller pieces do not."""
