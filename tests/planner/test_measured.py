@@ -364,6 +364,7 @@ def test_more_memory_never_makes_the_best_plan_slower_nor_its_micro_batch_unprov
     assert seconds == sorted(seconds, reverse=True)
 
 
+@pytest.mark.slow
 def test_nothing_fits_says_how_much_is_missing_by_the_measure(tiny: str) -> None:
     found = brim.plan(tiny, probe=probe_of(tiny, 1.5), memory=10 * MIB, **PLAIN)
     assert not found.fits

@@ -70,6 +70,7 @@ def test_a_pinned_micro_batch_that_is_too_large_is_answered_with_smaller_ones(ll
     assert first.micro_batch < 512
 
 
+@pytest.mark.slow
 def test_weights_that_alone_are_too_much_leave_adapters_shards_and_larger_cards() -> None:
     request = make_request("gpt2-large", memory="3GiB", gpu="rtx-3060-12gb", seq_len=256)
     flags = [candidate.reasons[0] for candidate in nearest_that_fit(request)]
@@ -79,6 +80,7 @@ def test_weights_that_alone_are_too_much_leave_adapters_shards_and_larger_cards(
     assert not any("--seq-len" in each for each in flags)
 
 
+@pytest.mark.slow
 def test_offload_is_offered_where_the_hosts_memory_is_known() -> None:
     asked: dict[str, Any] = {"memory": "3GiB", "gpu": "rtx-3060-12gb", "seq_len": 256}
     with_host = nearest_that_fit(make_request("gpt2-large", host_memory="64GiB", **asked))

@@ -108,6 +108,7 @@ def test_what_is_given_is_pinned(tiny: str) -> None:
         assert getattr(found.best, name) == value
 
 
+@pytest.mark.slow
 def test_the_recipe_varies_only_where_that_is_allowed(tiny: str) -> None:
     pins: dict[str, Any] = {"attention": "sdpa", "precision": "amp-bf16", "checkpointing": "none"}
     fixed = search(make_request(tiny, gpu="rtx-3090", seq_len=256, effective_batch=8, **pins))

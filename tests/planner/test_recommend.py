@@ -47,6 +47,7 @@ def test_where_nothing_fits_there_is_no_size_and_no_accumulation() -> None:
     assert found["estimated_memory_usage"] > 16
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(one=st.floats(min_value=0.1, max_value=100), other=st.floats(min_value=0.1, max_value=100))
 def test_more_memory_never_gives_less(one: float, other: float) -> None:

@@ -15,6 +15,8 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from brim.machine.records import Host
+from brim.prober.loader import tune_loader
+from brim.records import LoaderSettings
 from brim.sizes import GIB, MIB
 
 
@@ -134,3 +136,10 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def tune_noted(folder: Path, held_bytes: int, host_memory: int) -> LoaderSettings:
+    """For a child process: items that note who made them."""
+    return tune_loader(
+        Noted(folder, 0.02, held_bytes), batch_size=8, step_seconds=0.05, host_memory=host_memory, host=fake_host()
+    )

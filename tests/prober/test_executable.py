@@ -343,6 +343,7 @@ def test_with_real_memory_the_next_larger_size_does_not_fit(server: ForkServer, 
     assert all("can't allocate memory" in words for words in answer["said"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA limits allocations on Linux only")
 def test_with_real_memory_and_an_effective_batch_the_next_divisor_does_not_fit(server: ForkServer) -> None:
     preload = ("torch._dynamo", "tests.prober.test_executable")

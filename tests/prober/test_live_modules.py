@@ -43,6 +43,7 @@ def peaks(record: Measurement) -> list[int]:
     return [peak for _size, peak in ran]
 
 
+@pytest.mark.slow
 def test_weights_that_are_there_already_count_as_those_do_that_a_function_builds() -> None:
     sizes = {"micro_batch": 3, "effective_batch": 5}
     live, built = probe_table(Table(), **sizes), probe_table("tests.prober.subjects:Table", **sizes)
@@ -63,6 +64,7 @@ def test_a_limit_below_the_weights_that_are_there_is_no_limit_to_train_under() -
         probe_table(Table(), memory=TABLE_BYTES // 2)
 
 
+@pytest.mark.slow
 def test_the_history_of_sizes_grows_with_them() -> None:
     torch.set_num_threads(1)
     finder = brim.BatchSizeOptimizer(Table(), "cpu", memory="80MiB", say=lambda text: None)

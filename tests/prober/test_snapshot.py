@@ -245,6 +245,15 @@ class Impatient(CpuDevice):
         signal.raise_signal(signal.SIGINT)
 
 
+@pytest.fixture
+def _ctrl_c() -> Iterator[None]:
+    """Raises, as usual: a process that a shell put into the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c")
 def test_ctrl_c_while_all_is_put_back_waits_until_it_is() -> None:
     model = a_model("mixed")
     before = fingerprint(model)

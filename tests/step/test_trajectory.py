@@ -232,6 +232,7 @@ def test_running_out_of_memory_in_forward_and_in_backward_leaves_the_trajectory_
     check_same(found, wide)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["steps", pytest.param("trainer", marks=pytest.mark.slow)])
 def test_with_dropout_it_equals_the_run_with_the_same_slices_and_no_such_trouble(lab: Lab, way: Way) -> None:
     recipe = lab.recipe(f"{way}-dropout-starved", way=way, dropout=0.1, epochs=1, **WIDE)

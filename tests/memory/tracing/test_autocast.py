@@ -36,7 +36,8 @@ def test_cudas_list_is_complete_but_for_recurrent_cells_and_what_torch_forbids()
     has_kernel: Any = torch._C._dispatch_has_kernel_for_dispatch_key
     names: list[str] = torch._C._dispatch_get_all_op_names()
     real = {name[6:] for name in names if name.startswith("aten::") and has_kernel(name, "AutocastCUDA")}
-    assert real - set(policies("cuda")) == {
+    # cuDNN's recurrent cell has a kernel once torch's module for it was imported.
+    assert real - set(policies("cuda")) - {"_cudnn_rnn"} == {
         "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "cudnn_convolution", "cudnn_convolution_transpose", "norm.Scalar",
         "norm.ScalarOpt_dim", "binary_cross_entropy",
     }  # fmt: skip
