@@ -245,6 +245,7 @@ def test_short_sequences_take_little_time_and_never_less_than_none(tiny: str, tm
         assert each.speed.step_seconds >= found.best.speed.step_seconds
 
 
+@pytest.mark.slow
 def test_adafactor_is_not_put_under_an_engine_that_flattens_what_it_factors(tiny: str) -> None:
     pins: dict[str, Any] = {"attention": "sdpa", "precision": "amp-fp16", "checkpointing": "none", "optimizer": "adafactor"}
     request = make_request(tiny, gpu="t4*2", seq_len=256, effective_batch=8, **pins)
@@ -253,6 +254,7 @@ def test_adafactor_is_not_put_under_an_engine_that_flattens_what_it_factors(tiny
     assert {option.settings.sharding for option in search(asked).options} == {"zero1"}
 
 
+@pytest.mark.slow
 def test_a_paged_optimizer_is_offload_and_pays_for_it(tiny: str) -> None:
     pins: dict[str, Any] = {
         "attention": "sdpa",

@@ -110,6 +110,7 @@ def test_with_prices_the_cheapest_wins_and_not_the_smallest(llama: str) -> None:
     assert "--price t4=0,rtx-3090=1" in free.command
 
 
+@pytest.mark.slow
 def test_a_model_is_found_for_the_method_that_is_named() -> None:
     found = solve(None, "model", gpu="3GiB", seq_len=128, method="full", optimizer="sgd")
     assert found.fits

@@ -76,6 +76,7 @@ def test_the_history_of_sizes_grows_with_them() -> None:
     assert history[1][1] > 1.5 * history[0][1]
 
 
+@pytest.mark.slow
 def test_in_this_process_the_limit_counts_from_before_the_first_trial() -> None:
     with ForkServer(environment=USUAL_HEAP) as server:
         here = server.run(find_with_layers, "150MiB", can_travel=False, preload=("tests.prober.subjects",), timeout_seconds=120)
