@@ -13,7 +13,7 @@ model is a Llama of 4 layers, hidden size 256, 8,000 tokens of vocabulary; seque
   Every answer is validated: 20 steps in a fresh process under the same limit. Brim must be at least as large as every valid answer of a
   peer, in at most 0.7 of the fastest peer's wall time.
 
-Exit 1 if a bar is missed. 20 times 20 steps take long: about an hour for the three limits on two idle cores (`--repeats` and `--steps`
+Exit 1 if a bar is missed. 20 times 20 steps take long: about two hours for the three limits on two idle cores (`--repeats` and `--steps`
 make it less, `--quick` makes it 3 times 5). `--limits none` or `--peers-at none` leaves a part out. Lightning is no dependency of brim:
 `pip install lightning==2.6.6 -c constraints.txt`.
 """
