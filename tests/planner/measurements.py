@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+import brim
 from brim.machine.catalogue import find_gpu
 from brim.machine.records import Accelerator, Host, Machine
 from brim.records import AffineFit, Measurement, Proven, ShapePoint, Trial
@@ -121,3 +123,31 @@ def _point(shape: tuple[int, ...], bytes_of: Callable[..., Any], seconds_of: Cal
         sequences=count, length=length, target_length=targets[0] if targets else 0, peak_bytes=int(bytes_of(*shape)),
         seconds=float(seconds_of(*shape)),
     )  # fmt: skip
+
+
+LENGTH = 256
+"""Of the sequences of `probe_of`."""
+
+
+@cache
+def predicted(model: str, size: int, accumulation: int = 2, gpu: str | None = None) -> int:
+    """What is predicted of the structure that is probed here."""
+    where: dict[str, Any] = {"device": "cpu", "memory": GIB} if gpu is None else {"gpu": gpu, "precision": "amp-fp16"}
+    return brim.estimate(model, micro_batch=size, seq_len=LENGTH, accumulation=accumulation, **where).peak_device_bytes
+
+
+def probe_of(model: str, factor: float = 1.1, *, gpu: str | None = None, accumulation: int = 2, **changes: Any) -> Measurement:
+    """A device that takes `factor` times what is predicted of it."""
+    where: dict[str, Any] = {} if gpu is None else {"device": "cuda:0", "machine": gpu_machine(gpu)}
+    given: dict[str, Any] = {
+        "model": model,
+        "length": LENGTH,
+        "ran": (4, 8),
+        "bytes_of": lambda size, _length: factor * predicted(model, size, accumulation, gpu),
+        "settings": Settings(accumulation=accumulation, precision="fp32" if gpu is None else "amp-fp16"),
+        "effective_batch": 64 if accumulation > 1 else 1,
+        "limit_bytes": GIB,
+        **where,
+        **changes,
+    }
+    return measurement(**given)

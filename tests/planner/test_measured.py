@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +18,7 @@ from brim.planner.request import make_request
 from brim.records import LoaderSettings, Measurement, ShapePoint
 from brim.sizes import GIB, MIB
 from brim.workload.settings import Settings
-from tests.planner.measurements import gpu_machine, measurement
+from tests.planner.measurements import LENGTH, measurement, predicted, probe_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +27,6 @@ TINY = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 344, "vocab_size": 1000, "max_position_embeddings": 2048,
 }  # fmt: skip
-LENGTH = 256
 PLAIN: dict[str, Any] = {"checkpointing": "none", "seq_len": LENGTH}
 
 
@@ -37,30 +35,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("tiny")
     (folder / "config.json").write_text(json.dumps(TINY), encoding="utf-8")
     return str(folder)
-
-
-@cache
-def predicted(model: str, size: int, accumulation: int = 2, gpu: str | None = None) -> int:
-    """What is predicted of the structure that is probed here."""
-    where: dict[str, Any] = {"device": "cpu", "memory": GIB} if gpu is None else {"gpu": gpu, "precision": "amp-fp16"}
-    return brim.estimate(model, micro_batch=size, seq_len=LENGTH, accumulation=accumulation, **where).peak_device_bytes
-
-
-def probe_of(model: str, factor: float = 1.1, *, gpu: str | None = None, accumulation: int = 2, **changes: Any) -> Measurement:
-    """A device that takes `factor` times what is predicted of it."""
-    where: dict[str, Any] = {} if gpu is None else {"device": "cuda:0", "machine": gpu_machine(gpu)}
-    given: dict[str, Any] = {
-        "model": model,
-        "length": LENGTH,
-        "ran": (4, 8),
-        "bytes_of": lambda size, _length: factor * predicted(model, size, accumulation, gpu),
-        "settings": Settings(accumulation=accumulation, precision="fp32" if gpu is None else "amp-fp16"),
-        "effective_batch": 64 if accumulation > 1 else 1,
-        "limit_bytes": GIB,
-        **where,
-        **changes,
-    }
-    return measurement(**given)
 
 
 def best_of(model: str, probe: Measurement, **wishes: Any) -> brim.Candidate:
