@@ -23,6 +23,7 @@ from brim.errors import BrimError
 from brim.machine import child
 from brim.step.accumulate import GradientAccumulator
 from brim.step.ranks import Ranks
+from tests.torchrun import leave
 
 Rows = list[tuple[torch.Tensor, torch.Tensor]]
 """Sequences: their tokens, and their labels, -100 where nothing is learnt."""
@@ -324,7 +325,7 @@ def no_memory_on_one(rank: int) -> Any:
     parameter.grad = torch.ones_like(parameter) if rank == 0 else None
     unlimited = resource.getrlimit(resource.RLIMIT_DATA)
     if rank == 1:
-        resource.setrlimit(resource.RLIMIT_DATA, (child.data_bytes() + (32 << 20), unlimited[1]))
+        resource.setrlimit(resource.RLIMIT_DATA, (child.data_bytes() + (64 << 20), unlimited[1]))
     try:
         ranks.reduce(0.5)
     except (BrimError, RuntimeError) as error:
@@ -338,9 +339,10 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     for name in sys.argv[2:]:
+        print(f"rank {rank}: {name}", flush=True)
         torch.manual_seed(0)
         torch.save(globals()[name](rank), Path(sys.argv[1]) / f"{name}-{rank}.pt")
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from brim.step.ledger import ids_of_slices, read_ledger
 from brim.step.loop import Steps
 from brim.trainer.hf import BrimTrainer
 from tests.step import toys
+from tests.torchrun import leave
 
 SEQUENCES, EFFECTIVE_BATCH, EPOCHS, STEPS = 150, 16, 3, 30
 """Ten steps an epoch, the last of them with 6 sequences."""
@@ -191,8 +192,7 @@ def main() -> None:
     parser.add_argument("recipe", nargs="+", type=lambda text: Recipe(**json.loads(text)))
     for recipe in parser.parse_args().recipe:
         run(recipe)
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

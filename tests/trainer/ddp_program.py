@@ -11,6 +11,7 @@ import torch
 
 from brim.errors import BrimError
 from brim.step.budget import Budget
+from tests.torchrun import leave
 from tests.trainer.small import logged, pad, ragged, trainer_of, weights
 from tests.trainer.test_sft import KINDS, BrimSFTTrainer, make, told
 
@@ -69,7 +70,7 @@ def main() -> None:
         found = globals()[name](folder / name)
         rank = torch.distributed.get_rank()
         (folder / f"{name}-{rank}.json").write_text(json.dumps(found), encoding="utf-8")
-    torch.distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":
