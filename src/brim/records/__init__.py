@@ -38,3 +38,9 @@ from brim.records.predictions import (
     SpeedPrediction as SpeedPrediction,
     Strategy as Strategy,
 )
+from brim.records.verifications import (
+    Proof as Proof,
+    ProofName as ProofName,
+    ProofVerdict as ProofVerdict,
+    Verification as Verification,
+)
