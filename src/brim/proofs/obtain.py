@@ -1,0 +1,124 @@
+"""From what a person names to a module that can be run here: the model itself if it is small, else a shrunk copy of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from brim.errors import RunError, UsageError
+from brim.locale import _
+from brim.proofs.shrinking import shrink
+from brim.proofs.subject import Kind, kind_of
+from brim.proofs.weights import draw
+from brim.workload.resolve import Model, find_model
+
+Size = Literal["auto", "full", "shrunk"]
+
+_LARGEST_FRESH = 20_000_000
+_LARGEST_LOADED = 300_000_000
+"""Parameters up to which a model is run as it is."""
+_ADAPTER = "adapter_config.json"
+
+
+@dataclass(frozen=True)
+class Obtained:
+    """A module to be proven, and what it has to do with what was asked for."""
+
+    model: nn.Module
+    name: str
+    weights: Literal["own", "fresh"]
+    shrunk: str | None = None
+    kind: Kind | None = None
+    notes: tuple[str, ...] = ()
+
+
+def obtain(given: Any, *, size: Size = "auto", trust_remote_code: bool = False, seed: int = 0) -> Obtained:
+    """A module as it is; a name as `find_model` knows it, or the folder of a PEFT adapter."""
+    if isinstance(given, torch.nn.Module):
+        if size == "shrunk":
+            raise UsageError(_("A module that exists already cannot be shrunk: give its config, its folder or its name."))
+        return Obtained(given, type(given).__name__, "own")
+    if (Path(str(given)).expanduser() / _ADAPTER).is_file():
+        return _with_adapter(Path(str(given)).expanduser(), size, trust_remote_code, seed)
+    return _of_model(find_model(given, trust_remote_code=trust_remote_code), size, seed)
+
+
+def _of_model(model: Model, size: Size, seed: int) -> Obtained:
+    if model.factory is not None:
+        if size == "shrunk":
+            raise UsageError(
+                _("{given} builds the model itself, so brim cannot shrink it: let the function build a small one.").format(
+                    given=model.given
+                )
+            )
+        torch.manual_seed(seed)
+        return Obtained(model.build("cpu"), model.name, "own")
+    parameters = model.parameters()
+    if model.has_weights and (size == "full" or (size == "auto" and parameters <= _LARGEST_LOADED)):
+        return Obtained(load(model), model.name, "own")
+    shrunk = None
+    assert model.config is not None
+    if size == "shrunk" or (size == "auto" and parameters > _LARGEST_FRESH):
+        smaller = shrink(model.config)
+        if smaller.words:
+            model, shrunk = dataclasses.replace(model, config=smaller.config, card=None), smaller.words
+    torch.manual_seed(seed)
+    built = _with_padding(model).build("cpu")
+    draw(built, seed)
+    built.eval()
+    return Obtained(built, model.name, "fresh", shrunk, kind_of(built))
+
+
+def _with_padding(model: Model) -> Model:
+    """A classifier of decoders finds the last token by the padding, so there must be some."""
+    config = dict(model.config or {})
+    if config.get("pad_token_id") is None and str(model.class_name).endswith("ForSequenceClassification"):
+        config["pad_token_id"] = 0
+    return dataclasses.replace(model, config=config)
+
+
+def load(model: Model) -> nn.Module:
+    """A model of a folder with its own weights, in float32."""
+    import transformers
+
+    assert model.folder is not None
+    assert model.config is not None
+    config: Any = transformers.AutoConfig.from_pretrained(model.folder, trust_remote_code=model.trust_remote_code)
+    named = getattr(transformers, model.class_name or "", None)
+    automatic: Any = named if named is not None else transformers.AutoModelForCausalLM
+    try:
+        extra = {} if named is not None else {"trust_remote_code": model.trust_remote_code}
+        loaded: nn.Module = automatic.from_pretrained(model.folder, config=config, dtype=torch.float32, **extra)
+    except Exception as error:
+        text = _("{name} cannot be loaded: {why}")
+        raise RunError(text.format(name=model.given, why=" ".join(str(error).split())[:400])) from error
+    return loaded.eval()
+
+
+def _with_adapter(folder: Path, size: Size, trust_remote_code: bool, seed: int) -> Obtained:
+    """The base model with the adapter's shape on it; with the adapter's own weights if the base is run as it is."""
+    import json
+
+    import peft
+
+    try:
+        facts = json.loads((folder / _ADAPTER).read_text(encoding="utf-8"))
+        base = str(facts["base_model_name_or_path"])
+        config = peft.PeftConfig.from_pretrained(str(folder))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(_("{path} is not a PEFT adapter that can be read: {why}").format(path=folder, why=error)) from error
+    found = _of_model(find_model(base, trust_remote_code=trust_remote_code), size, seed)
+    if found.weights == "own":
+        adapted: Any = peft.PeftModel.from_pretrained(found.model, str(folder), is_trainable=True)
+        return dataclasses.replace(found, model=adapted, name=folder.name)
+    adapted = peft.get_peft_model(found.model, config)
+    for parameter_name, parameter in adapted.named_parameters():
+        parameter.requires_grad_("lora_" in parameter_name or parameter.requires_grad)
+    draw(adapted, seed)
+    note = _("The adapter's shape was verified on fresh weights, for its base {base} has none here.").format(base=base)
+    return dataclasses.replace(found, model=adapted, name=folder.name, notes=(*found.notes, note))

@@ -1,0 +1,89 @@
+"""Pack invariance: several sequences in one row, told apart by positions that begin anew, give what each gives alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from brim.locale import _
+from brim.proofs import signatures
+from brim.proofs.batch import inputs
+from brim.proofs.comparing import Failed, attempt, change, tolerance_of
+from brim.proofs.rows import packed
+from brim.proofs.signatures import Cause
+from brim.proofs.verdicts import could_not_run, failed, not_applicable, passed
+
+if TYPE_CHECKING:
+    from brim.proofs.subject import Subject
+    from brim.records import Proof
+
+_RECURRENT = (
+    "mamba",
+    "ssm",
+    "rwkv",
+    "recurrent",
+    "linearattention",
+    "gateddeltanet",
+    "shortconv",
+    "kimidelta",
+    "lightningattention",
+)
+
+
+def prove_pack(subject: Subject) -> Proof:
+    """Three sequences in one row."""
+    why_not = _reason_against(subject)
+    if why_not:
+        return not_applicable(subject, "pack", why_not)
+    tested = _("three sequences in one row, with position_ids that begin anew and no mask, against each alone")
+    third = subject.length // 3
+    rows = [subject.ids(1, length, seed=40 + length)[0] for length in (third + 1, third - 2, third)]
+    alone = [attempt(subject, inputs(subject, row[None], masked=False)) for row in rows]
+    broken = next((each for each in alone if isinstance(each, Failed)), None)
+    if broken is not None:
+        return could_not_run(subject, "pack", broken)
+    wanted = torch.cat([each[0] for each in alone if isinstance(each, torch.Tensor)])
+    tolerance = tolerance_of(subject, packed(subject, rows))
+    found = attempt(subject, packed(subject, rows))
+    if isinstance(found, Failed):
+        said = _("A packed row cannot be run: {why}").format(why=found.words)
+        return failed(
+            subject,
+            "pack",
+            tested,
+            Cause(None, said, _("Do not pack, or take position_ids of shape [1, tokens].")),
+            None,
+            tolerance,
+        )
+    value = change(found[0], wanted)
+    if value <= tolerance:
+        return passed(subject, "pack", tested, value, tolerance)
+    return failed(subject, "pack", tested, _why(subject, rows, found, tolerance), value, tolerance)
+
+
+def _reason_against(subject: Subject) -> str:
+    if subject.kind != "causal-lm":
+        return _("Only causal language models are packed.")
+    if not subject.takes("position_ids"):
+        return _("It takes no position_ids, so packed sequences cannot be told apart: do not pack.")
+    if "attention_mask" in subject.signature.required:
+        return _("It cannot be called without an attention mask, and with one packed sequences are not told apart: do not pack.")
+    recurrent = [
+        type(each).__name__ for each in subject.model.modules() if any(word in type(each).__name__.lower() for word in _RECURRENT)
+    ]
+    if recurrent:
+        return _("Its {layer} carries state from token to token, over the boundaries of packed sequences: do not pack.").format(
+            layer=recurrent[0]
+        )
+    return ""
+
+
+def _why(subject: Subject, rows: list[torch.Tensor], before: torch.Tensor, tolerance: float) -> Cause:
+    """Whether the second sequence changes when the first does."""
+    other = [subject.other(rows[0]), *rows[1:]]
+    after = attempt(subject, packed(subject, other))
+    first = len(rows[0])
+    if isinstance(after, Failed) or change(after[0, first:], before[0, first:]) > tolerance:
+        return signatures.no_boundaries()
+    return signatures.positions_not_restarted()

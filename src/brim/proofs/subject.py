@@ -1,0 +1,326 @@
+"""The model under proof, called the one way in which all proofs call it.
+
+Nobody's model is changed: training modes, random numbers and buffers are as before when the proofs are done. The same numbers are drawn
+before every call, so that noise, where a model has some, is the same for inputs of the same shape.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+
+from brim.errors import UnsupportedError, UsageError
+from brim.locale import _
+from brim.proofs.sights import Sight, Spy
+from brim.step.randomness import Randomness
+
+if TYPE_CHECKING:
+    from brim.workload.words import Precision
+
+Kind = Literal["causal-lm", "masked-lm", "seq2seq", "classification"]
+Batch = Mapping[str, Any]
+
+IGNORED = -100
+LENGTH = 24
+_HALVES = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
+_LARGEST_COPY = 300_000_000
+"""Parameters of a model that may be copied for every call."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a forward takes."""
+
+    names: frozenset[str]
+    required: frozenset[str]
+    first: str
+    is_open: bool
+    """Whether it takes any further name."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Signature:
+        """Of the module itself, or of what stands behind a wrapper that hands everything on."""
+        kinds = inspect.Parameter
+        parameters = list(inspect.signature(inner_model(model).forward).parameters.values())
+        named = [each for each in parameters if each.kind in {kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY}]
+        is_open = any(each.kind is kinds.VAR_KEYWORD for each in parameters)
+        if not named:
+            behind = next((child for child in model.children() if hasattr(child, "config")), None)
+            if behind is not None:
+                return cls.of(behind)
+        return cls(
+            frozenset(each.name for each in named),
+            frozenset(each.name for each in named if each.default is kinds.empty),
+            named[0].name if named else "input_ids",
+            is_open,
+        )
+
+
+class Subject:
+    """A model, what it takes, and what it is asked with."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        kind: Kind | None = None,
+        tokenizer: Any = None,
+        precision: Precision = "fp32",
+        seed: int = 0,
+        length: int = LENGTH,
+    ) -> None:
+        self.model = model
+        self.precision: Precision = precision
+        self.seed = seed
+        self.signature = Signature.of(model)
+        self.kind: Kind = kind or kind_of(model)
+        self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self.config = getattr(inner_model(model), "config", None)
+        self.length = min(length, int(getattr(self.config, "max_position_embeddings", None) or length))
+        self.is_stateful = False
+        """Whether a call changes the next one. Then every call gets a copy that has not been called."""
+        self.sights: list[Sight] = []
+        """What the layers were handed in the last call."""
+        self.vocabulary = self._vocabulary(tokenizer)
+        self.pad = self._pad(tokenizer)
+        self._plain = self._plain_ids(tokenizer)
+
+    @property
+    def is_of_transformers(self) -> bool:
+        """Whether its class is one that transformers ships."""
+        return type(inner_model(self.model)).__module__.startswith("transformers.models.")
+
+    @property
+    def attention(self) -> str | None:
+        """The attention in force, by its word."""
+        found = attention_of(self.model)
+        return "flash2" if found == "flash_attention_2" else found
+
+    def takes(self, name: str) -> bool:
+        """Whether forward names it."""
+        return name in self.signature.names
+
+    @property
+    def takes_items(self) -> bool:
+        """Whether the trainer of transformers would tell it the number of items: by name, or by `**kwargs` unless the class says no."""
+        inner = inner_model(self.model)
+        said = getattr(inner, "accepts_loss_kwargs", None)
+        if said is not None:
+            return bool(said)
+        return self.takes("num_items_in_batch") or (self.signature.is_open and self.takes("labels"))
+
+    def call(self, batch: Batch) -> Any:
+        """Whatever the model returns."""
+        given = {name: value for name, value in batch.items() if value is not None}
+        ids = given.pop("input_ids")
+        if self.takes("use_cache"):
+            given["use_cache"] = False
+        model = copy.deepcopy(self.model) if self.is_stateful else self.model
+        torch.manual_seed(self.seed)
+        half = _HALVES.get(self.precision)
+        casting = torch.autocast(self.device.type, dtype=half) if half else nullcontext()
+        with Spy(model) as spy, casting:
+            self.sights = spy.sights
+            if self.signature.first in {"input_ids", "self"} or "input_ids" in self.signature.names:
+                return model(input_ids=ids, **given)
+            return model(ids, **given)
+
+    def logits(self, batch: Batch) -> torch.Tensor:
+        """In float32, without gradients."""
+        with torch.no_grad():
+            return logits_of(self.call(batch)).float()
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """What the model says its loss is; where it has none, the mean over the labels."""
+        if self.takes("labels"):
+            found = loss_of(self.call(batch))
+            if found is not None:
+                return found
+        labels = batch["labels"]
+        asked = {name: value for name, value in batch.items() if name not in {"labels", "num_items_in_batch"}}
+        logits = logits_of(self.call(asked)).float()
+        if self.kind == "causal-lm":
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        return nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether forward takes labels."""
+        return self.takes("labels")
+
+    def ids(self, count: int, length: int, *, seed: int = 0) -> torch.Tensor:
+        """Random tokens that mean nothing special."""
+        generator = torch.Generator().manual_seed(seed)
+        picks = torch.randint(len(self._plain), (count, length), generator=generator)
+        return self._plain[picks].to(self.device)
+
+    def other(self, ids: torch.Tensor) -> torch.Tensor:
+        """Other tokens than these, everywhere."""
+        places = torch.searchsorted(self._plain, ids.cpu().contiguous())
+        return self._plain[(places + 1 + len(self._plain) // 3) % len(self._plain)].to(self.device)
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Everything as before afterwards: modes, random numbers, buffers."""
+        randomness = Randomness.of(self.device)
+        modes = [(module, module.training) for module in self.model.modules()]
+        buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
+        try:
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    if buffer.shape == before.shape:
+                        buffer.copy_(before)
+            randomness.restore(self.device)
+
+    def can_be_copied(self) -> bool:
+        """For every call anew."""
+        return sum(parameter.numel() for parameter in self.model.parameters()) <= _LARGEST_COPY
+
+    def _vocabulary(self, tokenizer: Any) -> int:
+        table = token_table(self.model)
+        if table is None and tokenizer is None:
+            raise UnsupportedError(
+                _("{name} has no embedding of tokens: only models that read token ids can be verified.").format(
+                    name=type(self.model).__name__
+                )
+            )
+        rows = [int(table.num_embeddings)] if table is not None else []
+        rows += [len(tokenizer)] if tokenizer is not None else []
+        if min(rows) < 4:
+            raise UsageError(_("A vocabulary of {rows} tokens is too small to verify anything.").format(rows=min(rows)))
+        return min(rows)
+
+    def _pad(self, tokenizer: Any) -> int:
+        for holder in (tokenizer, self.config):
+            found = getattr(holder, "pad_token_id", None)
+            if isinstance(found, int) and 0 <= found < self.vocabulary:
+                return found
+        return 0
+
+    def _plain_ids(self, tokenizer: Any) -> torch.Tensor:
+        """Tokens that mean nothing special, in order."""
+        found = {self.pad}
+        found |= set(getattr(tokenizer, "all_special_ids", ()) or ())
+        facts = self.config.to_dict() if self.config is not None and hasattr(self.config, "to_dict") else {}
+        for name, value in facts.items():
+            if name.endswith(("_token_id", "_token_ids", "_token_index")):
+                found |= {token for token in (value if isinstance(value, list) else [value]) if isinstance(token, int)}
+        plain = [token for token in range(self.vocabulary) if token not in found]
+        return torch.tensor(plain if len(plain) >= 4 else range(self.vocabulary))
+
+
+def inner_model(model: Any) -> Any:
+    """Behind an adapter of PEFT, the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def configs_of(model: nn.Module) -> list[Any]:
+    """Every config that a part of the model looks at, each once."""
+    found = {id(config): config for module in model.modules() if (config := getattr(module, "config", None)) is not None}
+    return [config for config in found.values() if hasattr(config, "_attn_implementation")]
+
+
+def attention_of(model: nn.Module) -> str | None:
+    """What the first part that has a say attends with."""
+    config = getattr(inner_model(model), "config", None)
+    if not hasattr(config, "_attn_implementation"):
+        config = next(iter(configs_of(model)), None)
+    return getattr(config, "_attn_implementation", None)
+
+
+def kind_of(model: nn.Module) -> Kind:
+    """What a model of transformers is for; anybody's own is taken for a causal language model."""
+    inner: Any = inner_model(model)
+    config = getattr(inner, "config", None)
+    if config is None or not hasattr(config, "model_type"):
+        return "causal-lm"
+    if getattr(config, "is_encoder_decoder", False):
+        return "seq2seq"
+    if not type(inner).__module__.startswith("transformers."):
+        return "causal-lm"
+    from transformers.models.auto import modeling_auto
+
+    name = type(inner).__name__
+    if name.endswith("ForSequenceClassification"):
+        return "classification"
+    is_decoder = bool(getattr(config, "is_decoder", False))
+    if name in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values() or name.endswith(
+        ("ForMaskedLM", "ForTokenClassification")
+    ):
+        return "masked-lm"
+    is_encoder = config.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not is_decoder
+    return "masked-lm" if is_encoder else "causal-lm"
+
+
+def token_table(model: nn.Module) -> nn.Embedding | None:
+    """The embedding of the tokens: the model's own word, else the one that is called with the ids."""
+    inner = inner_model(model)
+    if hasattr(inner, "get_input_embeddings"):
+        try:
+            table = inner.get_input_embeddings()
+        except (NotImplementedError, AttributeError):
+            table = None
+        if isinstance(table, nn.Embedding):
+            return table
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    return next(
+        (table for table in tables if _reads_ids(model, table)), max(tables, key=lambda each: each.num_embeddings, default=None)
+    )
+
+
+def _reads_ids(model: nn.Module, table: nn.Embedding) -> bool:
+    """Whether it gets the ids: all are 1 here, which neither positions nor segments are."""
+    seen: list[bool] = []
+
+    def look(_module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        seen.extend(
+            bool((each == 1).all()) for each in arguments if isinstance(each, torch.Tensor) and not each.is_floating_point()
+        )
+
+    hook = table.register_forward_pre_hook(look)
+    signature = Signature.of(model)
+    ids = torch.ones(1, 4, dtype=torch.long, device=table.weight.device)
+    # Whatever is wrong with the model, the proofs will say.
+    with hook, torch.no_grad(), suppress(Exception):
+        model(ids) if signature.first != "input_ids" else model(input_ids=ids)
+    return any(seen)
+
+
+def logits_of(output: Any) -> torch.Tensor:
+    """The scores in whatever a model returns."""
+    if isinstance(output, torch.Tensor):
+        return output
+    for name in ("logits", "prediction_logits", "last_hidden_state"):
+        found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+        if isinstance(found, torch.Tensor):
+            return found
+    parts = list(output.values()) if isinstance(output, Mapping) else list(output) if isinstance(output, Sequence) else []
+    scores = [part for part in parts if isinstance(part, torch.Tensor) and part.is_floating_point() and part.dim() >= 2]
+    if not scores:
+        raise UnsupportedError(
+            _("The model returned {kind}, and no logits are in it.").format(kind=type(output).__name__),
+            hint=_("Let forward return the logits, a tuple or dictionary that has them, or a ModelOutput of transformers."),
+        )
+    return scores[0]
+
+
+def loss_of(output: Any) -> torch.Tensor | None:
+    """The scalar in whatever a model returns; None if there is none."""
+    if isinstance(output, torch.Tensor):
+        return output if output.dim() == 0 else None
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(found, torch.Tensor):
+        return found
+    parts = list(output) if isinstance(output, Sequence) else []
+    return next((part for part in parts if isinstance(part, torch.Tensor) and part.dim() == 0), None)

@@ -1,0 +1,170 @@
+"""From donors to a stitched model: their weights are copied, and they themselves are left as they were."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from brim.errors import RunError, UnsupportedError, UsageError
+from brim.locale import _
+from brim.stitching.blueprint import Donor, draw, used_donors
+from brim.stitching.config import StitchedConfig
+from brim.stitching.model import StitchedModel
+from brim.stitching.parts import backbone, family_of_part
+from brim.stitching.recipe import Recipe
+from brim.workload.resolve import Model, find_model
+
+_ATTENTION = {"flash2": "flash_attention_2"}
+
+
+def assemble(recipe: Recipe, donors: Mapping[str, PreTrainedModel]) -> StitchedModel:
+    """Stitch models that are loaded already."""
+    used = used_donors(recipe)
+    for name in used:
+        if not isinstance(donors.get(name), PreTrainedModel):
+            text = _("Donor {name} is {kind}, and a model of transformers is needed.")
+            raise UsageError(text.format(name=name, kind=type(donors.get(name)).__name__))
+    config = draw(
+        recipe, {name: Donor(name=name, config=donors[name].config, class_name=type(donors[name]).__name__) for name in used}
+    )
+    model = _empty(config, recipe)
+    for name in used:
+        fill(model, name, donors[name])
+    return _finished(model, donors[used[0]]).to(donors[used[0]].device)
+
+
+def stitch(recipe: Recipe, *, with_weights: bool = True, device: str = "cpu") -> StitchedModel:
+    """Find the donors, check the recipe, and stitch them, one donor in memory at a time.
+
+    Without weights it is built on fresh ones, and on the device `meta` on no memory at all.
+    """
+    used = used_donors(recipe)
+    found = {name: find_model(recipe.donors[name]) for name in used}
+    config = draw(recipe, {name: _donor(name, found[name]) for name in used})
+    if not with_weights:
+        with torch.device(device):
+            return _build(config, recipe)
+    for name in used:
+        _refuse_without_weights(name, found[name])
+    model = _empty(config, recipe)
+    for name in reversed(used):  # the first donor last: it also says how to generate
+        donor = _load(name, found[name], recipe)
+        fill(model, name, donor)
+    return _finished(model, donor).to(device)
+
+
+def fill(model: StitchedModel, name: str, donor: PreTrainedModel) -> None:
+    """Copy a donor's weights into all parts that were cut out of it."""
+    last = len(model.parts) - 1
+    for index, (part, facts) in enumerate(zip(model.parts, model.config.parts, strict=True)):
+        if facts["donor"] == name:
+            source: Any = donor if index == last else backbone(donor)
+            _copy(part, source.state_dict(), facts, is_last=index == last)
+    head, embedding = donor.get_output_embeddings(), donor.get_input_embeddings()
+    is_tied_here = model.config.tie_word_embeddings and name == model.config.parts[0]["donor"]
+    if is_tied_here and not torch.equal(head.weight, embedding.weight):
+        _untie(model, head.weight)
+
+
+def _copy(part: Any, source: Mapping[str, torch.Tensor], facts: Mapping[str, Any], *, is_last: bool) -> None:
+    """Each of the part's tensors is the donor's of the same name, but for the numbers of the layers."""
+    within = f"{part.base_model_prefix}." if is_last else ""
+    prefix = f"{within}{family_of_part(part).layers}."
+    with torch.no_grad():
+        for name, tensor in part.state_dict().items():
+            value = source[_name_in_donor(name, prefix, facts["layers"])]
+            tensor.copy_(value[: tensor.shape[0]])  # shorter only where the vocabulary is cut
+
+
+def _name_in_donor(name: str, prefix: str, numbers: list[int]) -> str:
+    if not name.startswith(prefix):
+        return name
+    number, rest = name.removeprefix(prefix).split(".", 1)
+    return f"{prefix}{numbers[int(number)]}.{rest}"
+
+
+def _untie(model: StitchedModel, weight: torch.Tensor) -> None:
+    """The donor's config says that head and embedding are one, and its file held two."""
+    head: Any = model.untie().get_output_embeddings()
+    with torch.no_grad():
+        head.weight.copy_(weight[: head.weight.shape[0]])
+        model.get_input_embeddings().weight.copy_
+
+
+def _empty(config: StitchedConfig, recipe: Recipe) -> StitchedModel:
+    """The model with room for its weights; only the adapters have theirs."""
+    with no_init_weights():
+        model = _build(config, recipe)
+    with torch.no_grad():
+        for adapter in model.adapters:
+            adapter.reset()
+    return model
+
+
+def _build(config: StitchedConfig, recipe: Recipe) -> StitchedModel:
+    attention = None if recipe.attention is None else _ATTENTION.get(recipe.attention, recipe.attention)
+    automatic: Any = transformers.AutoModelForCausalLM
+    try:
+        model: StitchedModel = automatic.from_config(config, dtype=getattr(torch, recipe.dtype), attn_implementation=attention)
+    except (ImportError, ValueError) as error:
+        if attention is None:
+            raise
+        text = _("The attention {attention} cannot be used here: {why}.")
+        why = str(error).strip().partition("\n")[0].rstrip(".")
+        raise UnsupportedError(text.format(attention=recipe.attention, why=why), hint=_("Leave attention out of the recipe.")) from error
+    return model
+
+
+def _finished(model: StitchedModel, first: PreTrainedModel) -> StitchedModel:
+    """It ends its sentences as the first donor does, whose tokens it speaks."""
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        value = getattr(first.generation_config, name, None)
+        if value is not None:
+            setattr(model.generation_config, name, copy.copy(value))
+    return model.eval()
+
+
+def _donor(name: str, found: Model) -> Donor:
+    if found.config is None:
+        text = _("Donor {name} is a function ({given}); a folder of a model is needed.")
+        raise UsageError(text.format(name=name, given=found.given))
+    try:
+        config = transformers.AutoConfig.for_model(**copy.deepcopy(dict(found.config)))
+    except Exception as error:  # whatever a class of transformers makes of a strange config
+        why = str(error).strip().partition("\n")[0].rstrip(".")
+        raise UsageError(_("Donor {name}: its config cannot be read: {why}.").format(name=name, why=why)) from error
+    return Donor(name=name, config=config, class_name=found.class_name, folder=found.folder)
+
+
+def _refuse_without_weights(name: str, found: Model) -> None:
+    if found.has_weights and found.folder is not None:
+        return
+    text = (
+        _("Donor {name} ({given}) is an entry of the catalogue, which has no weights.")
+        if found.origin == "catalogue"
+        else _("Donor {name} ({given}) has no weights beside its config.")
+    )
+    raise UsageError(
+        text.format(name=name, given=found.given),
+        hint=_("Give a folder that holds the model; without weights a recipe can still be looked at (--dry-run)."),
+    )
+
+
+def _load(name: str, found: Model, recipe: Recipe) -> PreTrainedModel:
+    folder: Path | None = found.folder
+    automatic: Any = transformers.AutoModelForCausalLM
+    try:
+        donor: PreTrainedModel = automatic.from_pretrained(
+            folder, dtype=getattr(torch, recipe.dtype), trust_remote_code=False, local_files_only=True
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        why = str(error).strip().partition("\n")[0].rstrip(".")
+        raise RunError(_("The weights of donor {name} cannot be read: {why}.").format(name=name, why=why)) from error
+    return donor

@@ -1,0 +1,33 @@
+"""Models that are right are not called wrong: neither those of the library nor those that know nothing of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from brim.proofs.verify import verify
+from tests.proofs.healthy import HEALTHY, Healthy
+
+PROOFS = ["causality", "batch", "pad", "pack", "accumulation"]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("healthy", HEALTHY, ids=lambda healthy: healthy.name)
+def test_a_healthy_model_is_not_called_wrong(healthy: Healthy) -> None:
+    found = verify(healthy.build())
+    assert sorted(proof.name for proof in found.proofs) == sorted(PROOFS)
+    alarms = [proof for proof in found.failures() if (proof.name, proof.signature) not in healthy.known]
+    assert alarms == []
+    if healthy.passes_all:
+        assert {proof.name: proof.verdict for proof in found.proofs} == dict.fromkeys(PROOFS, "pass")
+    for proof in found.proofs:
+        assert proof.verdict != "not-applicable" or proof.diagnosis, proof
+
+
+def test_at_least_fourteen_architectures_keep_all_five_laws() -> None:
+    architectures = {healthy.name.split(",")[0] for healthy in HEALTHY if healthy.passes_all}
+    assert len(architectures) >= 14
