@@ -65,6 +65,9 @@ def gpt2(attention: str) -> Any:
 class Decoder(nn.Module):
     """The embedding, layers, norm and head of a donor, called one by one. `mended` says whether the one fault of a subclass is away."""
 
+    # The Trainer gives the count of the step to models that say so or take `**kwargs`; a named argument alone does not count.
+    accepts_loss_kwargs = True
+
     def __init__(self, donor: Any, mended: bool) -> None:
         super().__init__()
         self.mended = mended
@@ -115,6 +118,8 @@ class Decoder(nn.Module):
 
 class Gpt2Decoder(nn.Module):
     """The blocks of GPT-2 in a loop: positions are learned and added to the embedding."""
+
+    accepts_loss_kwargs = True
 
     def __init__(self, donor: Any, mended: bool) -> None:
         super().__init__()

@@ -90,6 +90,8 @@ class AveragedTwice(Decoder):
 class Uncounted(Decoder):
     """Takes no number of items, so nobody can tell it how many there are in the step: its twin is the plain `Decoder`, which does."""
 
+    accepts_loss_kwargs = False
+
     def forward(  # type: ignore[override]
         self,
         input_ids: torch.Tensor,

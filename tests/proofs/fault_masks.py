@@ -127,6 +127,8 @@ class UpsideDown(Decoder):
 class NoMask(Decoder):
     """No mask is handed on: harmless under SDPA, which is then causal by itself, and bidirectional under eager."""
 
+    accepts_loss_kwargs = False
+
     def forward(self, input_ids: torch.Tensor) -> Any:  # type: ignore[override]
         return self.logits(input_ids, None, None)
 

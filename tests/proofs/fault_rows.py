@@ -27,6 +27,8 @@ class RowZero(Decoder):
 class RowZeroAtTheEnd(Decoder):
     """Only the last layer's answer is unpacked, and the logits have no batch dimension."""
 
+    accepts_loss_kwargs = False
+
     def run_layer(self, index: int, hidden: torch.Tensor, mask: Any, position_ids: torch.Tensor, rope: Any) -> torch.Tensor:
         out = super().run_layer(index, hidden, mask, position_ids, rope)
         return out if self.mended or index < len(self.layers) - 1 else out[0]

@@ -120,8 +120,8 @@ def accumulation(model: nn.Module, slices: int = 4) -> tuple[float, float]:
 
 
 def _slice_loss(model: nn.Module, rows: torch.Tensor, labels: torch.Tensor, row: int) -> torch.Tensor:
-    """As the Trainer asks for it: with the count of the step where the model takes one, else divided by the number of slices."""
-    counted = {"num_items_in_batch", "**"} & names(model)
+    """As the Trainer asks for it: with the count of the step where the model says it takes one, else divided by the number of slices."""
+    counted = getattr(model, "accepts_loss_kwargs", "**" in names(model))
     inputs = {"num_items_in_batch": (labels[:, 1:] != -100).sum()} if counted else {}
     out = model(rows[row : row + 1], labels=labels[row : row + 1], **inputs)
     loss: torch.Tensor = out[0] if isinstance(out, tuple) else out["loss"]

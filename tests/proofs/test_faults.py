@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -15,6 +17,11 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@cache
+def verified(fault: Fault) -> Verification:
+    return verify(fault.build())
+
+
 def proof_of(found: Verification, name: str) -> Proof:
     (proof,) = [one for one in found.proofs if one.name == name]
     return proof
@@ -22,7 +29,7 @@ def proof_of(found: Verification, name: str) -> Proof:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_is_found_and_named_by_its_proof(fault: Fault) -> None:
-    found = verify(fault.build())
+    found = verified(fault)
     assert not found.is_proven
     for name in (fault.proof, *fault.also):
         proof = proof_of(found, name)
@@ -41,7 +48,7 @@ def test_the_same_model_without_the_fault_passes(fault: Fault) -> None:
 
 @pytest.mark.parametrize("fault", FLAT_MASKS, ids=lambda fault: fault.name)
 def test_the_mask_of_the_model_in_its_layers_is_told_with_both_shapes_and_the_way_out(fault: Fault) -> None:
-    found = verify(fault.build())
+    found = verified(fault)
     causality, batch = proof_of(found, "causality"), proof_of(found, "batch")
     assert (causality.verdict, batch.verdict) == ("fail", "fail")
     length = told_length(causality, rows=1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from brim.proofs.verify import verify
-from tests.proofs.healthy import HEALTHY, Healthy
+from tests.proofs.healthy import CAUSAL, HEALTHY, Healthy
 
 PROOFS = ["causality", "batch", "pad", "pack", "accumulation"]
 
@@ -26,6 +26,20 @@ def test_a_healthy_model_is_not_called_wrong(healthy: Healthy) -> None:
         assert {proof.name: proof.verdict for proof in found.proofs} == dict.fromkeys(PROOFS, "pass")
     for proof in found.proofs:
         assert proof.verdict != "not-applicable" or proof.diagnosis, proof
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral, sliding", "GPT-2"])
+def test_a_healthy_model_passes_with_either_attention(name: str) -> None:
+    (healthy,) = [one for one in HEALTHY if one.name == name]
+    found = verify(healthy.build(), attention=("sdpa", "eager"))
+    assert [proof.attention for proof in found.proofs] == ["sdpa"] * 5 + ["eager"] * 5
+    assert {proof.verdict for proof in found.proofs} == {"pass"}
+
+
+@pytest.mark.parametrize("healthy", [one for one in CAUSAL if one.known], ids=lambda healthy: healthy.name)
+def test_what_is_wrong_in_the_library_itself_is_found(healthy: Healthy) -> None:
+    found = verify(healthy.build())
+    assert {(proof.name, proof.signature) for proof in found.failures()} == set(healthy.known)
 
 
 def test_at_least_fourteen_architectures_keep_all_five_laws() -> None:

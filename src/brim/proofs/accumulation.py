@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from brim.records import Proof
 
 _ROWS = 8
-_SLICES = (1, 2, 4)
-"""Rows of a slice."""
+_SLICES = {"even": (4,), "uneven": (1, 2, 4)}
+"""Rows of a slice, where all rows have as many labels, and where they differ."""
 _TOLERANCE = {"fp32": 1e-4, "bf16": 5e-2, "fp16": 2e-2, "amp-bf16": 5e-2, "amp-fp16": 2e-2}
 _SIMILAR = 0.02
 """A ratio is taken for k or 1/k within this share of it."""
@@ -52,7 +52,7 @@ class Agreement:
 
 
 def prove_accumulation(subject: Subject, repeats: Repeats, batch_cause: Cause | None) -> Proof:
-    """Eight rows at once against slices of 1, 2 and 4: rows with equally many labels, then with different numbers."""
+    """Eight rows at once against slices of 4, 2 and 1: rows with equally many labels, and with different numbers."""
     parameters = [parameter for parameter in subject.model.parameters() if parameter.requires_grad]
     if not parameters:
         return not_applicable(subject, "accumulation", _("Nothing of it trains: every parameter is frozen."))
@@ -105,12 +105,12 @@ def _agreements(subject: Subject, parameters: list[torch.nn.Parameter]) -> tuple
     told: Table = {}
     untold: Table = {}
     classes = _classes(subject)
-    for evenness in ("even", "uneven"):
+    for evenness, sizes in _SLICES.items():
         rows, prompts = _rows(subject, is_even=evenness == "even")
         whole = labelled(subject, rows, prompts, classes)
         items = items_of(subject, whole)
         wanted = _gradient(subject, parameters, whole)
-        for size in _SLICES:
+        for size in sizes:
             parts = [labelled(subject, rows[at : at + size], prompts[at : at + size], classes) for at in range(0, _ROWS, size)]
             counts = [items_of(subject, part) for part in parts]
             weighed = [
@@ -127,7 +127,8 @@ def _agreements(subject: Subject, parameters: list[torch.nn.Parameter]) -> tuple
 def _rows(subject: Subject, *, is_even: bool) -> tuple[list[torch.Tensor], list[int]]:
     """Rows, and how many tokens of each are a prompt, of which nothing is learnt."""
     half = subject.length // 2
-    lengths = [half] * _ROWS if is_even else [half + (5 * place) % (subject.length - half) for place in range(_ROWS)]
+    can_be_padded = subject.takes("attention_mask") or subject.kind == "causal-lm"
+    lengths = [half] * _ROWS if is_even or not can_be_padded else [half + (5 * place) % (subject.length - half) for place in range(_ROWS)]
     prompts = [1] * _ROWS if is_even else [1 + (place * 3) % (half - 2) for place in range(_ROWS)]
     return [subject.ids(1, length, seed=70 + place)[0] for place, length in enumerate(lengths)], prompts
 

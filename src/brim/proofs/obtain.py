@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from brim.errors import RunError, UsageError
+from brim.errors import RunError, UnsupportedError, UsageError
 from brim.locale import _
 from brim.proofs.shrinking import shrink
 from brim.proofs.subject import Kind, kind_of
@@ -37,7 +37,9 @@ class Obtained:
     notes: tuple[str, ...] = ()
 
 
-def obtain(given: Any, *, size: Size = "auto", trust_remote_code: bool = False, seed: int = 0) -> Obtained:
+def obtain(
+    given: Any, *, size: Size = "auto", task: Kind | None = None, trust_remote_code: bool = False, seed: int = 0
+) -> Obtained:
     """A module as it is; a name as `find_model` knows it, or the folder of a PEFT adapter."""
     if isinstance(given, torch.nn.Module):
         if size == "shrunk":
@@ -45,7 +47,32 @@ def obtain(given: Any, *, size: Size = "auto", trust_remote_code: bool = False, 
         return Obtained(given, type(given).__name__, "own")
     if (Path(str(given)).expanduser() / _ADAPTER).is_file():
         return _with_adapter(Path(str(given)).expanduser(), size, trust_remote_code, seed)
-    return _of_model(find_model(given, trust_remote_code=trust_remote_code), size, seed)
+    return _of_model(_for_task(find_model(given, trust_remote_code=trust_remote_code), task), size, seed)
+
+
+def _for_task(model: Model, task: Kind | None) -> Model:
+    """The class that transformers has for another task than the model's own."""
+    if task is None or model.config is None:
+        return model
+    from transformers.models.auto import modeling_auto
+
+    names = {
+        "causal-lm": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        "masked-lm": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        "seq2seq": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        "classification": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    }[task]
+    kind = str(model.config.get("model_type"))
+    if kind not in names:
+        raise UnsupportedError(
+            _("transformers has no model of the type {kind} for the task {task}.").format(kind=kind, task=task)
+        )
+    class_name = names[kind] if isinstance(names[kind], str) else names[kind][0]
+    if class_name == model.class_name:
+        return model
+    is_decoder = {"is_decoder": True} if task == "causal-lm" and "is_decoder" in model.config else {}
+    config = {**model.config, "architectures": [class_name], **is_decoder}
+    return dataclasses.replace(model, class_name=class_name, config=config, card=None)
 
 
 def _of_model(model: Model, size: Size, seed: int) -> Obtained:

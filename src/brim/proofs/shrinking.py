@@ -17,22 +17,27 @@ from brim.proofs.shrinking_rules import (
     DEPTHS,
     EXPERT_COUNTS,
     OTHER_DEPTHS,
+    POSITION_COUNTS,
+    POSITIONS,
     ROTARY,
+    VOCABULARY,
     WIDTHS,
     WINDOWS,
     Changes,
     Facts,
     fewer_experts,
     fewer_layers,
-    fewer_positions,
     first_count,
+    head_width,
     is_count,
     is_token_key,
-    moved_tokens,
     narrower,
+    present,
+    rotary_leaves,
     smaller_rest,
-    smaller_vocabulary,
 )
+
+_ORIGINAL = "original_max_position_embeddings"
 
 
 @dataclass(frozen=True)
@@ -66,9 +71,9 @@ def _facts(given: Facts) -> Facts:
 
 def _changes(facts: Facts) -> Changes:
     changes: Changes = {}
-    for rule in (fewer_layers, narrower, fewer_experts, smaller_rest, smaller_vocabulary):
+    for rule in (fewer_layers, narrower, fewer_experts, smaller_rest, _smaller_vocabulary):
         changes |= rule({**facts, **changes})
-    changes |= fewer_positions(facts, {**facts, **changes})
+    changes |= _fewer_positions(facts, {**facts, **changes})
     parts = _parts(facts)
     for name in parts:
         changes[name] = _overlaid(facts[name], facts[name], _changes(facts[name]))
@@ -87,7 +92,7 @@ def _overlaid(given: Facts, facts: Facts, changes: Facts) -> dict[str, Any]:
     for key, value in changes.items():
         if value == facts[key] or key.startswith("_"):
             continue
-        is_derived = key not in given and isinstance(value, list) and len(set(map(str, value))) == 1 and not is_token_key(key)
+        is_derived = key not in given and isinstance(value, list) and len(set(map(str, [*value, *facts[key]]))) == 1
         is_said_otherwise = key in ROTARY and key not in given and any(given.get(other) is not None for other in ROTARY)
         if not is_derived and not is_said_otherwise:
             small[key] = value
@@ -100,9 +105,75 @@ def _tokens_of_all(facts: Facts, changes: Facts, parts: list[str]) -> Changes:
     if not readers:
         return {}
     apart = {(name, key): value for name in readers for key, value in facts[name].items()}
-    moved = moved_tokens({**{("", key): value for key, value in facts.items()}, **apart})
+    moved = _moved_tokens({**{("", key): value for key, value in facts.items()}, **apart})
     inside = {name: {**changes[name], **{key: value for (part, key), value in moved.items() if part == name}} for name in readers}
     return {key: value for (part, key), value in moved.items() if not part} | inside
+
+
+def _fewer_positions(facts: Facts, narrow: Facts) -> Changes:
+    """Short tables of positions; stretched rotary positions keep the factor by which they are stretched."""
+    most = first_count(facts, POSITION_COUNTS)
+    leaves = [leaf for key in ROTARY for leaf in rotary_leaves(facts.get(key))]
+    original = first_count(next((one for one in [facts, *leaves] if is_count(one.get(_ORIGINAL))), {}), (_ORIGINAL,))
+    if most is None or most <= POSITIONS or (original is not None and original <= POSITIONS):
+        new = None
+    else:
+        new = POSITIONS if original is None or original >= most else POSITIONS * most // original
+    made: Changes = {key: new for key in present(facts, POSITION_COUNTS) if new is not None and facts[key] > POSITIONS}
+    if is_count(facts.get(_ORIGINAL)):
+        made[_ORIGINAL] = min(facts[_ORIGINAL], POSITIONS)
+    old_head, new_head = head_width(facts), head_width(narrow)
+    for key in ROTARY:
+        if isinstance(facts.get(key), Mapping) and old_head and new_head:
+            made[key] = _smaller_rotary(facts[key], old_head, new_head)
+    return made
+
+
+def _smaller_rotary(value: Mapping[str, Any], old_head: int, new_head: int) -> Changes:
+    changed: Changes = {}
+    for key, one in value.items():
+        if isinstance(one, Mapping):
+            changed[key] = _smaller_rotary(one, old_head, new_head)
+        elif key == _ORIGINAL and is_count(one):
+            changed[key] = min(one, POSITIONS)
+        elif key in {"short_factor", "long_factor"} and isinstance(one, list):
+            changed[key] = _evenly(one, max(1, len(one) * new_head // old_head))
+        elif key == "mrope_section" and isinstance(one, list) and new_head != old_head:
+            changed[key] = _smaller_sections(one, sum(one) * new_head // old_head)
+        else:
+            changed[key] = one
+    return changed
+
+
+def _evenly(values: list[Any], count: int) -> list[Any]:
+    """So many of the values, from the first to the last."""
+    if count >= len(values):
+        return values
+    return [values[place * (len(values) - 1) // max(1, count - 1)] for place in range(count)]
+
+
+def _smaller_sections(sections: list[int], total: int) -> list[int]:
+    """The same shares of a smaller whole."""
+    smaller = [max(1, section * total // sum(sections)) for section in sections]
+    return [*smaller[:-1], max(1, total - sum(smaller[:-1]))]
+
+
+def _smaller_vocabulary(facts: Facts) -> Changes:
+    """Few tokens; ids beyond the last one move below it, and those that differed still differ."""
+    vocabularies = [key for key in facts if "vocab_size" in key and is_count(facts[key])]
+    changes: Changes = {key: VOCABULARY for key in vocabularies if facts[key] > VOCABULARY}
+    return changes | _moved_tokens(facts) if changes else {}
+
+
+def _moved_tokens(facts: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The ids of special tokens, all of them below the small vocabulary's end. Keys may be names, or tuples that end in a name."""
+    names = {key: key[-1] if isinstance(key, tuple) else key for key in facts}
+    held = {key: value if isinstance(value, list) else [value] for key, value in facts.items() if is_token_key(names[key])}
+    ids = list(dict.fromkeys(one for value in held.values() for one in value if isinstance(one, int)))
+    free = iter(sorted(set(range(VOCABULARY)) - set(ids), reverse=True))
+    place = {one: next(free, VOCABULARY - 1) if one >= VOCABULARY else one for one in ids}
+    moved = {key: [place[one] if isinstance(one, int) else one for one in value] for key, value in held.items()}
+    return {key: value if isinstance(facts[key], list) else value[0] for key, value in moved.items()}
 
 
 def _depth(facts: Facts) -> str:
@@ -126,4 +197,4 @@ def _words(before: Facts, after: Facts) -> str:
         (_("window {before} to {after}"), first_count(before, WINDOWS), first_count(after, WINDOWS)),
     )
     cut = [text.format(before=old, after=new) for text, old, new in named if old != new]
-    return ", ".join(cut) or _("smaller in sizes that are rarely named")
+    return ", ".join(cut) or _("smaller in other sizes")

@@ -35,7 +35,7 @@ HEADS = (
     "encoder_attention_heads", "decoder_attention_heads", "num_encoder_attention_heads", "num_decoder_attention_heads",
 )  # fmt: skip
 KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
-HEAD_WIDTHS = ("head_dim", "d_kv", "kv_channels", "dim_head")
+HEAD_WIDTHS = ("head_dim", "d_kv", "kv_channels", "dim_head", "d_head")
 INNER_WIDTHS = (
     "intermediate_size", "ffn_dim", "ffn_hidden_size", "intermediate_size_mlp", "n_inner", "d_ff", "dff", "dim_ff", "d_inner",
     "encoder_ffn_dim", "decoder_ffn_dim", "shared_intermediate_size", "dense_intermediate_size", "feed_forward_size",
@@ -89,45 +89,51 @@ def first_count(facts: Facts, keys: Iterable[str]) -> int | None:
     return next((int(facts[key]) for key in keys if is_count(facts.get(key))), None)
 
 
-def _present(facts: Facts, keys: Iterable[str]) -> list[str]:
+def present(facts: Facts, keys: Iterable[str]) -> list[str]:
+    """Those of the keys that hold a number."""
     return [key for key in keys if is_count(facts.get(key))]
+
+
+def is_token_key(key: str) -> bool:
+    """A key that holds ids of tokens."""
+    return key.endswith(("token_id", "token_ids", "token_index", "suppress_tokens"))
 
 
 def fewer_layers(facts: Facts) -> Changes:
     """As many layers as show every kind at least once, and two at the least."""
-    changes: Changes = {key: 2 for key in _present(facts, OTHER_DEPTHS) if facts[key] > DEEPEST}
+    changes: Changes = {key: 2 for key in present(facts, OTHER_DEPTHS) if facts[key] > DEEPEST}
     depth = first_count(facts, DEPTHS)
     if depth is None or depth <= DEEPEST:
         return changes
     lists = {key: value for key, value in facts.items() if _is_per_layer(key, value, depth)}
-    exceptions = {key: _by_number(value) for key, value in facts.items() if _is_by_layer_number(value)}
     indices = {key: value for key, value in facts.items() if _is_index_list(key, value, depth)}
-    kept = _kept_layers(
-        facts, depth, [*lists.values(), *([one.get(layer) for layer in range(depth)] for one in exceptions.values())], indices
-    )
-    changes |= {key: len(kept) for key in _present(facts, DEPTHS) if facts[key] == depth}
+    exceptions = {key: _by_number(value) for key, value in facts.items() if _is_by_layer_number(value)}
+    leading = {key: facts[key] for key in present(facts, LEADING) if facts[key] < depth}
+    pattern = _spelt_out(facts.get("attention_types"))
+    features = [value for value in lists.values() if len(set(map(str, value))) <= DEEPEST]
+    features += [[layer in value for layer in range(depth)] for value in indices.values()]
+    features += [[value.get(layer) for layer in range(depth)] for value in exceptions.values()]
+    features += [[layer < value for layer in range(depth)] for value in leading.values()]
+    features += [pattern] if len(pattern) == depth else []
+    kept = _kept_layers(facts, depth, features)
+
+    changes |= {key: len(kept) for key in present(facts, DEPTHS) if facts[key] == depth}
     changes |= {key: [value[layer] for layer in kept] for key, value in lists.items()}
     changes |= {key: [new for new, layer in enumerate(kept) if layer in value] for key, value in indices.items()}
-    for key, value in exceptions.items():
-        changes[key] = {str(new): value[layer] for new, layer in enumerate(kept) if layer in value}
-    changes |= {key: sum(layer < facts[key] for layer in kept) for key in _present(facts, LEADING) if facts[key] < depth}
-    changes |= _periods(facts)
+    changes |= {key: sum(layer < value for layer in kept) for key, value in leading.items()}
+    for key, own in exceptions.items():
+        changes[key] = {str(new): own[layer] for new, layer in enumerate(kept) if layer in own}
+    if len(pattern) == depth:
+        changes["attention_types"] = [[[pattern[layer] for layer in kept], 1]]
     if is_count(facts.get("num_kv_shared_layers")):
         changes["num_kv_shared_layers"] = len(kept) // 2
     if is_count(facts.get("moe_layer_end_index")):
         changes["moe_layer_end_index"] = len(kept) - 1
-    if "attention_types" in facts:
-        changes["attention_types"] = [[[_spelt_out(facts["attention_types"])[layer] for layer in kept], 1]]
-    return changes
+    return changes | _periods(facts)
 
 
-def _kept_layers(facts: Facts, depth: int, lists: list[list[Any]], indices: Facts) -> list[int]:
+def _kept_layers(facts: Facts, depth: int, features: list[list[Any]]) -> list[int]:
     """The first layer of every kind, in their order."""
-    features = [value for value in lists if len(set(map(str, value))) <= DEEPEST]
-    features += [[layer in value for layer in range(depth)] for value in indices.values()]
-    features += [[layer < facts[key] for layer in range(depth)] for key in _present(facts, LEADING)]
-    if "attention_types" in facts:
-        features.append(_spelt_out(facts["attention_types"]))
     kinds: dict[str, int] = {}
     for layer in range(depth):
         kinds.setdefault(str([feature[layer] for feature in features]), layer)
@@ -135,7 +141,7 @@ def _kept_layers(facts: Facts, depth: int, lists: list[list[Any]], indices: Fact
     if is_count(facts.get("num_kv_shared_layers")):
         # The last layers take the keys of earlier ones of their kind, so every kind comes twice.
         return kept * 2
-    least = max([2, *_periods(facts).values()])
+    least = max([2, *(value for key, value in _periods(facts).items() if key in PERIODS)])
     missing = [layer for layer in range(depth) if layer not in kept][: max(0, least - len(kept))]
     return sorted(kept + missing)
 
@@ -145,8 +151,9 @@ def _periods(facts: Facts) -> Changes:
     for key, offset in PERIODS.items():
         if not is_count(facts.get(key)) or facts[key] == 1:
             continue
-        changes[key] = min(facts[key], DEEPEST) if offset in facts else 2
-        if offset in facts:
+        has_offset = isinstance(facts.get(offset), int)
+        changes[key] = min(facts[key], DEEPEST) if has_offset else 2
+        if has_offset:
             changes[offset] = facts[offset] % changes[key]
     return changes
 
@@ -178,8 +185,13 @@ def _by_number(value: Mapping[Any, Any]) -> dict[int, Any]:
     return {int(key): one for key, one in value.items()}
 
 
-def _spelt_out(attention_types: list[Any]) -> list[str]:
+def _spelt_out(attention_types: object) -> list[str]:
     """GPT-Neo writes its pattern as [[[kinds], times], ...]."""
+    is_known = isinstance(attention_types, list) and all(
+        isinstance(one, list | tuple) and [type(part) for part in one] == [list, int] for one in attention_types
+    )
+    if not isinstance(attention_types, list) or not is_known:
+        return []
     return [kind for kinds, times in attention_types for _ in range(times) for kind in kinds]
 
 
@@ -198,10 +210,10 @@ def narrower(facts: Facts) -> Changes:
     if width is None:
         return {}
     changes: Changes = {}
-    if heads is not None and not _is_narrow(facts, width, heads):
+    if heads is not None and not _is_narrow(facts, width):
         changes = _latent(facts, width, heads) if "kv_lora_rank" in facts else _heads_and_width(facts, width, heads)
     elif heads is None and width > WIDEST:
-        changes = dict.fromkeys(_present(facts, WIDTHS), 64)
+        changes = dict.fromkeys(present(facts, WIDTHS), 64)
     new_width = first_count({**facts, **changes}, WIDTHS)
     assert new_width is not None
     return changes | _inner_widths(facts, new_width) | _beside(facts, width, new_width)
@@ -211,24 +223,24 @@ def head_width(facts: Facts) -> int | None:
     """Numbers of one head: as the config says, or its share of the hidden width."""
     width, heads = first_count(facts, WIDTHS), first_count(facts, HEADS)
     said = first_count(facts, HEAD_WIDTHS)
-    return said if said is not None or not width or not heads else width // heads
+    return said if said is not None or not width or not heads else max(1, width // heads)
 
 
-def _is_narrow(facts: Facts, width: int, heads: int) -> bool:
+def _is_narrow(facts: Facts, width: int) -> bool:
     latent_is_narrow = all(facts[key] <= most for key, most in LATENT_WIDTHS.items() if is_count(facts.get(key)))
-    return width <= WIDEST and (head_width(facts) or width // heads) <= WIDEST_HEAD and latent_is_narrow
+    return width <= WIDEST and (head_width(facts) or 1) <= WIDEST_HEAD and latent_is_narrow
 
 
 def _heads_and_width(facts: Facts, width: int, heads: int) -> Changes:
     key_heads = first_count(facts, KEY_HEADS) or heads
-    old_head = head_width(facts) or width // heads
+    old_head = head_width(facts) or 1
     new_heads, new_key_heads = fewer_heads(heads, key_heads)
     new_head = _new_head_width(facts, old_head, 16 if new_heads <= DEEPEST * 2 else 8)
     new_width = _new_width(width, heads * old_head, new_heads, new_heads * new_head)
-    changes: Changes = {key: _in_proportion(facts[key], heads, new_heads) for key in _present(facts, HEADS)}
-    changes |= dict.fromkeys(_present(facts, KEY_HEADS), new_key_heads)
-    changes |= dict.fromkeys(_present(facts, HEAD_WIDTHS), new_head)
-    changes |= dict.fromkeys((key for key in _present(facts, WIDTHS) if facts[key] == width), new_width)
+    changes: Changes = {key: _in_proportion(facts[key], heads, new_heads) for key in present(facts, HEADS)}
+    changes |= dict.fromkeys(present(facts, KEY_HEADS), new_key_heads)
+    changes |= dict.fromkeys(present(facts, HEAD_WIDTHS), new_head)
+    changes |= dict.fromkeys((key for key in present(facts, WIDTHS) if facts[key] == width), new_width)
     changes |= {key: _narrower_layers(facts[key], old_head, new_head) for key in facts if _is_by_layer_number(facts[key])}
     return changes | _by_head_width(facts, old_head, new_head)
 
@@ -237,8 +249,8 @@ def _narrower_layers(layers: Mapping[str, Any], old_head: int, new_head: int) ->
     return {
         number: {
             **own,
-            **{key: own[key] * new_head // old_head for key in _present(own, HEAD_WIDTHS)},
-            **{key: min(own[key], WINDOW) for key in _present(own, WINDOWS)},
+            **{key: own[key] * new_head // old_head for key in present(own, HEAD_WIDTHS)},
+            **{key: min(own[key], WINDOW) for key in present(own, WINDOWS)},
         }
         for number, own in layers.items()
     }
@@ -290,20 +302,14 @@ def _by_head_width(facts: Facts, old: int, new: int) -> Changes:
 
 def _latent(facts: Facts, width: int, heads: int) -> Changes:
     new_heads, _same = fewer_heads(heads, heads)
-    changes: Changes = {key: _in_proportion(facts[key], heads, new_heads) for key in _present(facts, HEADS + KEY_HEADS)}
+    changes: Changes = {key: _in_proportion(facts[key], heads, new_heads) for key in present(facts, HEADS + KEY_HEADS)}
     changes |= {key: min(facts[key], most) for key, most in LATENT_WIDTHS.items() if is_count(facts.get(key))}
-    old_rope, old_other = facts.get("qk_rope_head_dim", 0), facts.get("qk_nope_head_dim", 0)
-    rope, other = changes.get("qk_rope_head_dim", 0), changes.get("qk_nope_head_dim", 0)
-    sizes = {
-        old_rope: rope,
-        old_other: other,
-        old_rope + old_other: rope + other,
-        facts.get("v_head_dim"): changes.get("v_head_dim"),
-    }
-    for key in ("qk_head_dim", *_present(facts, HEAD_WIDTHS)):
-        if is_count(facts.get(key)):
-            changes[key] = sizes.get(facts[key], rope) or rope
-    return changes | dict.fromkeys(_present(facts, WIDTHS), min(width, 64))
+    parts = present(facts, ("qk_nope_head_dim", "qk_rope_head_dim"))
+    sizes = {facts[key]: changes[key] for key in ("v_head_dim", *parts) if key in changes}
+    sizes[sum(facts[key] for key in parts)] = sum(changes[key] for key in parts)
+    for key in present(facts, ("qk_head_dim", *HEAD_WIDTHS)):
+        changes[key] = sizes.get(facts[key], min(facts[key], 16))
+    return changes | dict.fromkeys(present(facts, WIDTHS), min(width, 64))
 
 
 def _inner_widths(facts: Facts, width: int) -> Changes:
@@ -326,7 +332,7 @@ def _inner_widths(facts: Facts, width: int) -> Changes:
 def _beside(facts: Facts, old: int, new: int) -> Changes:
     return {
         key: new if facts[key] == old else max(min(16, facts[key]), facts[key] * new // old // 8 * 8)
-        for key in _present(facts, WIDTHS_BESIDE)
+        for key in present(facts, WIDTHS_BESIDE)
         if old != new
     }
 
@@ -336,12 +342,12 @@ def fewer_experts(facts: Facts) -> Changes:
     experts = first_count(facts, EXPERT_COUNTS)
     if experts is None or experts <= EXPERTS:
         return {}
-    changes: Changes = dict.fromkeys(_present(facts, EXPERT_COUNTS), EXPERTS)
-    changes |= {key: min(facts[key], ACTIVE_EXPERTS) for key in _present(facts, ACTIVE_COUNTS)}
-    for groups in _present(facts, ("n_group", "num_expert_group")):
+    changes: Changes = dict.fromkeys(present(facts, EXPERT_COUNTS), EXPERTS)
+    changes |= {key: min(facts[key], ACTIVE_EXPERTS) for key in present(facts, ACTIVE_COUNTS)}
+    for groups in present(facts, ("n_group", "num_expert_group")):
         changes[groups] = min(facts[groups], 2)
     # Two experts a group: one group alone has the two that answer.
-    return changes | dict.fromkeys(_present(facts, ("topk_group",)), 1)
+    return changes | dict.fromkeys(present(facts, ("topk_group",)), 1)
 
 
 def smaller_rest(facts: Facts) -> Changes:
@@ -353,10 +359,10 @@ def smaller_rest(facts: Facts) -> Changes:
             changes[key] = [min(one, WINDOW) if is_count(one) else one for one in value]
         elif is_count(value):
             changes[key] = min(facts[key], WINDOW)
-    inner = int(facts.get("mamba_expand", 0) or 0) * (first_count(facts, WIDTHS) or 0)
+    inner = (first_count(facts, ("mamba_expand",)) or 0) * (first_count(facts, WIDTHS) or 0)
     for heads, wide in (("mamba_n_heads", "mamba_d_head"), ("mamba_num_heads", "mamba_head_dim")):
         if inner and is_count(facts.get(heads)) and wide in changes:
-            changes[heads] = inner // changes[wide]
+            changes |= {heads: inner // changes[wide], **dict.fromkeys(present(facts, ("mamba_d_ssm",)), inner)}
     pair = ("linear_num_value_heads", "linear_num_key_heads")
     if all(is_count(facts.get(key)) and facts[key] > DEEPEST for key in pair):
         changes |= dict(zip(pair, fewer_heads(facts[pair[0]], facts[pair[1]]), strict=True))
@@ -369,79 +375,3 @@ def rotary_leaves(value: object) -> list[Mapping[str, Any]]:
         return []
     inner = [one for one in value.values() if isinstance(one, Mapping)]
     return [leaf for one in inner for leaf in rotary_leaves(one)] if inner else [value]
-
-
-def fewer_positions(facts: Facts, narrow: Facts) -> Changes:
-    """Short tables of positions; stretched rotary positions keep the factor by which they are stretched."""
-    most = first_count(facts, POSITION_COUNTS)
-    leaves = [leaf for key in ROTARY for leaf in rotary_leaves(facts.get(key))]
-    original = first_count(next((one for one in [facts, *leaves] if is_count(one.get(_ORIGINAL))), {}), (_ORIGINAL,))
-    if most is None or most <= POSITIONS or (original is not None and original <= POSITIONS):
-        new = None
-    else:
-        new = POSITIONS if original is None or original >= most else POSITIONS * most // original
-    made: Changes = {key: new for key in _present(facts, POSITION_COUNTS) if new is not None and facts[key] > POSITIONS}
-    if is_count(facts.get(_ORIGINAL)):
-        made[_ORIGINAL] = min(facts[_ORIGINAL], POSITIONS)
-    old_head, new_head = head_width(facts), head_width(narrow)
-    for key in ROTARY:
-        if isinstance(facts.get(key), Mapping) and old_head and new_head:
-            made[key] = _smaller_rotary(facts[key], old_head, new_head)
-    return made
-
-
-_ORIGINAL = "original_max_position_embeddings"
-
-
-def _smaller_rotary(value: Mapping[str, Any], old_head: int, new_head: int) -> Changes:
-    changed: Changes = {}
-    for key, one in value.items():
-        if isinstance(one, Mapping):
-            changed[key] = _smaller_rotary(one, old_head, new_head)
-        elif key == _ORIGINAL and is_count(one):
-            changed[key] = min(one, POSITIONS)
-        elif key in {"short_factor", "long_factor"} and isinstance(one, list):
-            changed[key] = evenly(one, max(1, len(one) * new_head // old_head))
-        elif key == "mrope_section" and isinstance(one, list) and new_head != old_head:
-            changed[key] = _smaller_sections(one, sum(one) * new_head // old_head)
-        else:
-            changed[key] = one
-    return changed
-
-
-def evenly(values: list[Any], count: int) -> list[Any]:
-    """So many of the values, from the first to the last."""
-    if count >= len(values):
-        return values
-    return [values[place * (len(values) - 1) // max(1, count - 1)] for place in range(count)]
-
-
-def _smaller_sections(sections: list[int], total: int) -> list[int]:
-    """The same shares of a smaller whole."""
-    smaller = [max(1, section * total // sum(sections)) for section in sections]
-    return [*smaller[:-1], max(1, total - sum(smaller[:-1]))]
-
-
-def is_token_key(key: str) -> bool:
-    """A key that holds ids of tokens."""
-    return key.endswith(("token_id", "token_ids", "token_index", "suppress_tokens"))
-
-
-def smaller_vocabulary(facts: Facts) -> Changes:
-    """Few tokens; ids beyond the last one move below it, and those that differed still differ."""
-    vocabularies = [key for key in facts if "vocab_size" in key and is_count(facts[key])]
-    changes: Changes = {key: VOCABULARY for key in vocabularies if facts[key] > VOCABULARY}
-    return changes | moved_tokens(facts) if changes else {}
-
-
-def moved_tokens(facts: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The ids of special tokens, all of them below the small vocabulary's end. Keys may be names, or tuples that end in a name."""
-    names = {key: key[-1] if isinstance(key, tuple) else key for key in facts}
-    held = {key: value if isinstance(value, list) else [value] for key, value in facts.items() if is_token_key(names[key])}
-    ids = list(dict.fromkeys(one for value in held.values() for one in value if isinstance(one, int)))
-    free = iter(sorted(set(range(VOCABULARY)) - set(ids), reverse=True))
-    place = {one: next(free) if one >= VOCABULARY else one for one in ids}
-    return {
-        key: [place.get(one, one) for one in value] if isinstance(facts[key], list) else place.get(value[0], value[0])
-        for key, value in held.items()
-    }

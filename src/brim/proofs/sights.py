@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -80,13 +81,17 @@ def _is_layer(module: nn.Module) -> bool:
     """A part of transformers below the models: those take the mask as users give it."""
     if not type(module).__module__.startswith("transformers.models.") or hasattr(module, "from_pretrained"):
         return False
-    names = inspect.signature(module.forward).parameters
-    return any(mask in names for mask in _MASKS)
+    return any(mask in _forward_of(type(module)).parameters for mask in _MASKS)
+
+
+@cache
+def _forward_of(kind: Any) -> inspect.Signature:
+    return inspect.signature(kind.forward)
 
 
 def _sight(name: str, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Sight:
     try:
-        given = inspect.signature(module.forward).bind_partial(*arguments, **named).arguments
+        given = _forward_of(type(module)).bind_partial(module, *arguments, **named).arguments
     except TypeError:  # it will say so itself
         given = {}
     given = {**given, **given.get("kwargs", {})} if isinstance(given.get("kwargs"), dict) else dict(given)

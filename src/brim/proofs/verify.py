@@ -17,6 +17,7 @@ from brim.proofs.accumulation import prove_accumulation
 from brim.proofs.batch import check_repeats, inputs, prove_batch
 from brim.proofs.causality import prove_causality
 from brim.proofs.comparing import Failed, attempt
+from brim.proofs.halves import check_halves
 from brim.proofs.obtain import Size, obtain
 from brim.proofs.pack import prove_pack
 from brim.proofs.pad import prove_pad
@@ -32,6 +33,7 @@ AttentionChoice = Attention | Literal["all"]
 PROOFS: tuple[ProofName, ...] = get_args(ProofName)
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _OF_TRANSFORMERS = {"eager": "eager", "sdpa": "sdpa", "flash2": "flash_attention_2"}
+_SMALL = 30_000_000
 Say = Callable[[str], None]
 
 
@@ -57,12 +59,14 @@ def verify(
     """
     _check(precision, length, proofs, task)
     began = time.monotonic()
-    obtained = obtain(model, size=size, trust_remote_code=trust_remote_code, seed=seed)
+    if precision != "fp32" and not _is_elsewhere(model):
+        check_halves("bfloat16" if "bf16" in precision else "float16")
+    obtained = obtain(model, size=size, task=task, trust_remote_code=trust_remote_code, seed=seed)
     module = _at(obtained.model, precision)
     notes = list(obtained.notes)
     found: list[Proof] = []
     for word in _attentions(module, attention, notes):
-        with _attending(module, word):
+        with _attending(module, word), _threads_for(module):
             subject = Subject(
                 module, kind=task or obtained.kind, tokenizer=tokenizer, precision=precision, seed=seed, length=length
             )
@@ -74,6 +78,23 @@ def verify(
         parameters=sum(parameter.numel() for parameter in module.parameters()), precision=precision, seed=seed, proofs=tuple(found),
         notes=tuple(notes), seconds=time.monotonic() - began,
     )  # fmt: skip
+
+
+@contextmanager
+def _threads_for(model: nn.Module) -> Iterator[None]:
+    """One thread for a small model: several that wait for each other on shared cores were seen to take twenty times as long."""
+    before = torch.get_num_threads()
+    if sum(parameter.numel() for parameter in model.parameters()) <= _SMALL:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _is_elsewhere(model: Any) -> bool:
+    """A module that lives on another device than the CPU."""
+    return isinstance(model, torch.nn.Module) and any(parameter.device.type != "cpu" for parameter in model.parameters())
 
 
 def _silence(_text: str) -> None: ...

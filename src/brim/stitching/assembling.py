@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from brim.errors import RunError, UnsupportedError, UsageError
 from brim.locale import _
 from brim.stitching.blueprint import Donor, draw, used_donors
-from brim.stitching.config import StitchedConfig
-from brim.stitching.model import StitchedModel
+from brim.stitching.families import TOKEN_IDS
+from brim.stitching.model import StitchedModel, register
 from brim.stitching.parts import backbone, family_of_part
-from brim.stitching.recipe import Recipe
 from brim.workload.resolve import Model, find_model
 
-_ATTENTION = {"flash2": "flash_attention_2"}
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from brim.stitching.config import StitchedConfig
+    from brim.stitching.recipe import Recipe
+
+_ATTENTION: Final = {"flash2": "flash_attention_2"}
 
 
 def assemble(recipe: Recipe, donors: Mapping[str, PreTrainedModel]) -> StitchedModel:
@@ -37,7 +41,9 @@ def assemble(recipe: Recipe, donors: Mapping[str, PreTrainedModel]) -> StitchedM
     model = _empty(config, recipe)
     for name in used:
         fill(model, name, donors[name])
-    return _finished(model, donors[used[0]]).to(donors[used[0]].device)
+    _end_like(model, donors[used[0]])
+    model.eval().to(donors[used[0]].device)
+    return model
 
 
 def stitch(recipe: Recipe, *, with_weights: bool = True, device: str = "cpu") -> StitchedModel:
@@ -54,23 +60,30 @@ def stitch(recipe: Recipe, *, with_weights: bool = True, device: str = "cpu") ->
     for name in used:
         _refuse_without_weights(name, found[name])
     model = _empty(config, recipe)
-    for name in reversed(used):  # the first donor last: it also says how to generate
+    for name in used:
         donor = _load(name, found[name], recipe)
         fill(model, name, donor)
-    return _finished(model, donor).to(device)
+        if name == used[0]:
+            _end_like(model, donor)
+        del donor  # before the next one is read
+    model.eval().to(device)
+    return model
 
 
 def fill(model: StitchedModel, name: str, donor: PreTrainedModel) -> None:
     """Copy a donor's weights into all parts that were cut out of it."""
-    last = len(model.parts) - 1
-    for index, (part, facts) in enumerate(zip(model.parts, model.config.parts, strict=True)):
+    config, last = model.config, len(model.parts) - 1
+    if config.tie_word_embeddings and name == config.parts[0]["donor"] and not _is_tied(donor):
+        model.untie()
+    for index, (part, facts) in enumerate(zip(model.parts, config.parts, strict=True)):
         if facts["donor"] == name:
             source: Any = donor if index == last else backbone(donor)
             _copy(part, source.state_dict(), facts, is_last=index == last)
-    head, embedding = donor.get_output_embeddings(), donor.get_input_embeddings()
-    is_tied_here = model.config.tie_word_embeddings and name == model.config.parts[0]["donor"]
-    if is_tied_here and not torch.equal(head.weight, embedding.weight):
-        _untie(model, head.weight)
+
+
+def _is_tied(donor: Any) -> bool:
+    """Whether head and embedding are one, whatever its config says: a file may hold two, and transformers then keeps both."""
+    return bool(torch.equal(donor.get_output_embeddings().weight, donor.get_input_embeddings().weight))
 
 
 def _copy(part: Any, source: Mapping[str, torch.Tensor], facts: Mapping[str, Any], *, is_last: bool) -> None:
@@ -80,7 +93,10 @@ def _copy(part: Any, source: Mapping[str, torch.Tensor], facts: Mapping[str, Any
     with torch.no_grad():
         for name, tensor in part.state_dict().items():
             value = source[_name_in_donor(name, prefix, facts["layers"])]
-            tensor.copy_(value[: tensor.shape[0]])  # shorter only where the vocabulary is cut
+            if value.shape != tensor.shape:
+                value = value[: len(tensor)]  # a vocabulary that is cut
+            assert value.shape == tensor.shape, (name, value.shape, tensor.shape)
+            tensor.copy_(value)
 
 
 def _name_in_donor(name: str, prefix: str, numbers: list[int]) -> str:
@@ -90,18 +106,12 @@ def _name_in_donor(name: str, prefix: str, numbers: list[int]) -> str:
     return f"{prefix}{numbers[int(number)]}.{rest}"
 
 
-def _untie(model: StitchedModel, weight: torch.Tensor) -> None:
-    """The donor's config says that head and embedding are one, and its file held two."""
-    head: Any = model.untie().get_output_embeddings()
-    with torch.no_grad():
-        head.weight.copy_(weight[: head.weight.shape[0]])
-        model.get_input_embeddings().weight.copy_
-
-
 def _empty(config: StitchedConfig, recipe: Recipe) -> StitchedModel:
     """The model with room for its weights; only the adapters have theirs."""
     with no_init_weights():
         model = _build(config, recipe)
+    model.tie_weights()  # which is also left out there
+    model.freeze()
     with torch.no_grad():
         for adapter in model.adapters:
             adapter.reset()
@@ -110,6 +120,7 @@ def _empty(config: StitchedConfig, recipe: Recipe) -> StitchedModel:
 
 def _build(config: StitchedConfig, recipe: Recipe) -> StitchedModel:
     attention = None if recipe.attention is None else _ATTENTION.get(recipe.attention, recipe.attention)
+    register()
     automatic: Any = transformers.AutoModelForCausalLM
     try:
         model: StitchedModel = automatic.from_config(config, dtype=getattr(torch, recipe.dtype), attn_implementation=attention)
@@ -117,18 +128,18 @@ def _build(config: StitchedConfig, recipe: Recipe) -> StitchedModel:
         if attention is None:
             raise
         text = _("The attention {attention} cannot be used here: {why}.")
-        why = str(error).strip().partition("\n")[0].rstrip(".")
-        raise UnsupportedError(text.format(attention=recipe.attention, why=why), hint=_("Leave attention out of the recipe.")) from error
+        raise UnsupportedError(
+            text.format(attention=recipe.attention, why=_told(error)), hint=_("Leave attention out of the recipe.")
+        ) from error
     return model
 
 
-def _finished(model: StitchedModel, first: PreTrainedModel) -> StitchedModel:
+def _end_like(model: StitchedModel, first: PreTrainedModel) -> None:
     """It ends its sentences as the first donor does, whose tokens it speaks."""
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+    for name in TOKEN_IDS:
         value = getattr(first.generation_config, name, None)
         if value is not None:
             setattr(model.generation_config, name, copy.copy(value))
-    return model.eval()
 
 
 def _donor(name: str, found: Model) -> Donor:
@@ -138,8 +149,7 @@ def _donor(name: str, found: Model) -> Donor:
     try:
         config = transformers.AutoConfig.for_model(**copy.deepcopy(dict(found.config)))
     except Exception as error:  # whatever a class of transformers makes of a strange config
-        why = str(error).strip().partition("\n")[0].rstrip(".")
-        raise UsageError(_("Donor {name}: its config cannot be read: {why}.").format(name=name, why=why)) from error
+        raise UsageError(_("Donor {name}: its config cannot be read: {why}.").format(name=name, why=_told(error))) from error
     return Donor(name=name, config=config, class_name=found.class_name, folder=found.folder)
 
 
@@ -158,13 +168,24 @@ def _refuse_without_weights(name: str, found: Model) -> None:
 
 
 def _load(name: str, found: Model, recipe: Recipe) -> PreTrainedModel:
-    folder: Path | None = found.folder
     automatic: Any = transformers.AutoModelForCausalLM
     try:
-        donor: PreTrainedModel = automatic.from_pretrained(
-            folder, dtype=getattr(torch, recipe.dtype), trust_remote_code=False, local_files_only=True
+        donor, told = automatic.from_pretrained(
+            found.folder,
+            dtype=getattr(torch, recipe.dtype),
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        why = str(error).strip().partition("\n")[0].rstrip(".")
-        raise RunError(_("The weights of donor {name} cannot be read: {why}.").format(name=name, why=why)) from error
-    return donor
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        raise RunError(_("The weights of donor {name} cannot be read: {why}.").format(name=name, why=_told(error))) from error
+    missing = sorted(told["missing_keys"])
+    if missing:  # transformers would draw them at random, and warn
+        text = _("The weights of donor {name} are not complete: {count} are missing, {first} among them.")
+        raise RunError(text.format(name=name, count=len(missing), first=missing[0]))
+    loaded: PreTrainedModel = donor
+    return loaded
+
+
+def _told(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -13,10 +12,14 @@ from brim.errors import UnsupportedError, UsageError
 from brim.locale import _
 from brim.stitching.adapters import default_rank
 from brim.stitching.config import StitchedConfig
-from brim.stitching.families import Family, cut_config, family_of
+from brim.stitching.families import TOKEN_IDS, Family, cut_config, family_of
 from brim.stitching.freezing import WORDS, check_trains
-from brim.stitching.recipe import Adapter, Piece, Recipe
 from brim.stitching.vocabulary import refuse_other_tokens, shared_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from brim.stitching.recipe import Adapter, Piece, Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +106,7 @@ def draw(recipe: Recipe, donors: Mapping[str, Donor]) -> StitchedConfig:
         num_attention_heads=last.config.num_attention_heads,
         max_position_embeddings=_fewest_positions([donors[name].config for name in used]),
         tie_word_embeddings=first.name == last.name and bool(getattr(first.config, "tie_word_embeddings", False)),
-        **{name: getattr(first.config, name, None) for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
+        **{name: getattr(first.config, name, None) for name in TOKEN_IDS},
     )
 
 
@@ -115,7 +118,8 @@ def _check_layers(piece: Piece, donor: Donor, *, is_middle: bool) -> None:
     if is_middle and not piece.layers:
         text = _("A piece of {donor} in the middle has no layers, so it does nothing.")
         raise UsageError(
-            text.format(donor=donor.name), hint=_("Only the first piece (an embedding) and the last one (norm and head) may have none.")
+            text.format(donor=donor.name),
+            hint=_("Only the first piece (an embedding) and the last one (norm and head) may have none."),
         )
 
 

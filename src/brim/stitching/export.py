@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedModel
@@ -11,9 +11,11 @@ from transformers.initialization import no_init_weights
 
 from brim.errors import UsageError
 from brim.locale import _
-from brim.stitching.families import FAMILIES, depth_key, differences, join_per_layer
-from brim.stitching.model import StitchedModel
+from brim.stitching.families import FAMILIES, TOKEN_IDS, depth_key, differences, join_per_layer
 from brim.stitching.parts import backbone
+
+if TYPE_CHECKING:
+    from brim.stitching.model import StitchedModel
 
 
 def export(model: StitchedModel) -> PreTrainedModel:
@@ -29,6 +31,7 @@ def export(model: StitchedModel) -> PreTrainedModel:
             whole = kind(config)
     finally:
         torch.set_default_dtype(before)
+    whole.tie_weights()
     whole.config.dtype = model.dtype
     _fill(whole, model, parts[0]["config"]["model_type"])
     whole.generation_config = copy.deepcopy(model.generation_config)
@@ -61,7 +64,7 @@ def _joined_config(model: StitchedModel) -> dict[str, Any]:
         **copy.deepcopy(configs[0]),
         **join_per_layer(configs),
         depth_key(model.parts[0].config): model.config.num_hidden_layers,
-        "tie_word_embeddings": model.config.tie_word_embeddings,
+        **{name: getattr(model.config, name) for name in (*TOKEN_IDS, "tie_word_embeddings")},
     }
 
 

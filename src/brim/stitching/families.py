@@ -28,6 +28,8 @@ _OF_A_CHECKPOINT: Final = (
 )
 """What a config says of the file that it came from, and not of the model."""
 
+TOKEN_IDS: Final = ("pad_token_id", "bos_token_id", "eos_token_id")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
@@ -123,8 +125,10 @@ def cut_config(config: Any, family: Family, layers: Sequence[int], *, is_first: 
     facts[depth_key(config)] = len(layers)
     facts["vocab_size"] = vocab_size
     facts["tie_word_embeddings"] = False
-    if not 0 <= (facts.get("pad_token_id") or 0) < vocab_size:
-        facts["pad_token_id"] = None  # the embedding would look for a row that it does not have
+    for name in TOKEN_IDS:
+        value = facts.get(name)
+        if any(one >= vocab_size for one in (value if isinstance(value, list) else [value or 0])):
+            facts[name] = None  # an embedding would look for a row that it does not have
     return facts
 
 
@@ -141,6 +145,6 @@ def join_per_layer(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any], family: Family) -> list[str]:
     """The settings in which two pieces of a family differ, besides which layers they have and whether they embed."""
-    ignored = {*_PER_LAYER, *family.not_again, "num_hidden_layers", "n_layer", "vocab_size", "pad_token_id"}
+    ignored = {*_PER_LAYER, *family.not_again, "num_hidden_layers", "n_layer", "vocab_size", *TOKEN_IDS}
     names = sorted((one.keys() | other.keys()) - ignored)
     return [name for name in names if one.get(name) != other.get(name)]

@@ -48,14 +48,17 @@ class StitchedModel(_Pretrained, _Generating):  # type: ignore[misc]
     _supports_attention_backend = True
 
     def __init__(self, config: StitchedConfig) -> None:
+        attention, last = config._attn_implementation, len(config.parts) - 1  # noqa: SLF001
         super().__init__(config)
         self.loss_type = "ForCausalLM"
-        attention, last = config._attn_implementation, len(config.parts) - 1  # noqa: SLF001
         self.parts: Any = nn.ModuleList(
             build_part(facts, is_first=index == 0, is_last=index == last, attention=attention)
             for index, facts in enumerate(config.parts)
         )
         self.adapters: Any = nn.ModuleList(build_adapter(facts) for facts in config.adapters)
+        kinds = {one._attn_implementation for one in self._configs}  # noqa: SLF001
+        if len(kinds) == 1:  # unasked, each family takes what it can: Gemma 2 has no sdpa
+            config._attn_implementation = kinds.pop()  # noqa: SLF001
         self._tied_weights_keys = self._tied_names() if config.tie_word_embeddings else None
         # What the parts say to accelerate and to the loader; transformers collects it from children, and a list is not one.
         for name in ("_no_split_modules", "_keep_in_fp32_modules", "_keep_in_fp32_modules_strict", "_skip_keys_device_placement"):
@@ -149,25 +152,23 @@ class StitchedModel(_Pretrained, _Generating):  # type: ignore[misc]
         """Freeze all but what the config's `trains` names."""
         freeze(self)
 
-    def get_input_embeddings(self) -> nn.Module:
+    def get_input_embeddings(self) -> Any:
         """The first part's."""
-        found: nn.Module = self.parts[0].get_input_embeddings()
-        return found
+        return self.parts[0].get_input_embeddings()
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Put another one in its place."""
         self.parts[0].set_input_embeddings(value)
 
-    def get_output_embeddings(self) -> nn.Module:
+    def get_output_embeddings(self) -> Any:
         """The last part's head."""
-        found: nn.Module = self.parts[-1].get_output_embeddings()
-        return found
+        return self.parts[-1].get_output_embeddings()
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         """Put another one in its place."""
         self.parts[-1].set_output_embeddings(new_embeddings)
 
-    def resize_token_embeddings(self, new_num_tokens: int | None = None, *_args: Any, **_keywords: Any) -> nn.Module:
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *_args: Any, **_keywords: Any) -> Any:
         """Refused: the sizes stand in the config of each part."""
         if new_num_tokens not in {None, self.config.vocab_size}:
             raise UnsupportedError(
@@ -200,7 +201,7 @@ class StitchedModel(_Pretrained, _Generating):  # type: ignore[misc]
 
     def untie(self) -> Self:
         """Give the head weights of its own, where donor and config disagree about that."""
-        head: Any = self.get_output_embeddings()
+        head = self.get_output_embeddings()
         head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=head.weight.requires_grad)
         self.config.tie_word_embeddings = False
         self._tied_weights_keys = None

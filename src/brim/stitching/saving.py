@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from brim.errors import UsageError
 from brim.locale import _
-
-if TYPE_CHECKING:
-    import os
 
 TOKENIZER_FILES: Final = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
@@ -53,8 +51,6 @@ def _copy_tokenizer(source: Path, target: Path) -> None:
 
 def _umask() -> int:
     """What this process withholds from others; it can only be read by setting it."""
-    import os
-
     current = os.umask(0o077)
     os.umask(current)
     return current

@@ -19,7 +19,7 @@ def shared_rows(first: tuple[str, int], last: tuple[str, int], vocabulary: Vocab
     (first_name, first_rows), (last_name, last_rows) = first, last
     if first_rows == last_rows or vocabulary == "cut":
         return min(first_rows, last_rows)
-    text = _("Donor {first} has a vocabulary of {first_rows:,} and donor {last} one of {last_rows:,}: what is embedded by one cannot be predicted by the other.")
+    text = _("The first donor, {first}, has {first_rows:,} tokens, and the last one, {last}, has {last_rows:,}.")
     raise UsageError(
         text.format(first=first_name, first_rows=first_rows, last=last_name, last_rows=last_rows),
         hint=_(
@@ -37,7 +37,9 @@ def refuse_other_tokens(first: tuple[str, Path], last: tuple[str, Path], rows: i
         return
     for number in range(rows):
         if number in ours and number in theirs and ours[number] != theirs[number]:
-            text = _("Donors {first} and {last} have different tokens: number {number} is {ours!r} in one and {theirs!r} in the other.")
+            text = _(
+                "Donors {first} and {last} have different tokens: number {number} is {ours!r} in one and {theirs!r} in the other."
+            )
             raise UsageError(
                 text.format(first=first_name, last=last_name, number=number, ours=ours[number], theirs=theirs[number]),
                 hint=_("End with a piece of {first} that has no layers: its norm and its head.").format(first=first_name),

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from brim.errors import RunError, UnknownNameError, UsageError
 from brim.locale import _, sentences
 from brim.workload.cards import ModelCard, find_card, nearest_models
+from brim.workload.own import make_known
 from brim.workload.parameters import count_parameters, supported_model_types
 
 if TYPE_CHECKING:
@@ -213,6 +214,7 @@ def _of_config(
     config = _read_json(path)
     if not isinstance(config.get("model_type"), str):
         raise UsageError(_("{path} does not describe a model: it has no model_type.").format(path=path))
+    make_known(config["model_type"])
     if "auto_map" in config and not trust_remote_code and not _known_to_transformers(config["model_type"]):
         raise UsageError(
             _("{name} needs Python code from its own folder, which brim does not run unasked.").format(name=given),

@@ -16,6 +16,7 @@ from brim.locale import _
 from brim.memory.tracing.flash2 import NAME as FLASH2, use_flash2
 from brim.memory.tracing.losses import use_chunked_loss
 from brim.memory.tracing.quantized import BITS, follow_peft, prepare, quantize
+from brim.workload.own import make_known
 from brim.workload.resolve import untie_output
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ def read_config(setup: Setup) -> Any:
         facts["num_labels"] = setup.num_labels
         if facts.get("pad_token_id") is None:
             facts["pad_token_id"] = 0
+    make_known(facts.get("model_type"))
     return transformers.AutoConfig.for_model(**facts)
 
 

@@ -1,0 +1,90 @@
+"""A verification on the terminal: a pure view of the record."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from brim.cli._output import Column, show, table
+from brim.locale import N_, _
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from brim.records import Proof, Verification
+
+_LAWS = {
+    "causality": N_("a later token changes no earlier logit"),
+    "batch": N_("a row alone equals the row in a batch"),
+    "pad": N_("padding changes nothing for real tokens"),
+    "pack": N_("packed sequences equal each alone"),
+    "accumulation": N_("slices have the gradient of one batch"),
+}
+_MARKS = {"pass": "✓", "fail": "✗", "not-applicable": "-", "error": "!"}
+
+
+def show_verification(found: Verification) -> None:
+    """The whole answer."""
+    show(_headline(found), "")
+    show(_proofs(found))
+    for proof in found.proofs:
+        if proof.verdict != "pass":
+            show("", *_explained(proof, several=_has_several(found)))
+    for proof in found.proofs:
+        if proof.verdict == "pass" and proof.diagnosis:
+            show("", _("{name}: {text}").format(name=proof.name, text=proof.diagnosis))
+    if found.notes:
+        show("", *(_("Note: {text}").format(text=text) for text in found.notes))
+    show("", _closing(found))
+
+
+def _headline(found: Verification) -> str:
+    words = [f"{found.model} ({found.class_name})" if found.class_name != found.model else found.model]
+    words.append(_("{count:,} parameters").format(count=found.parameters))
+    words.append(found.precision)
+    words.append(_("its own weights") if found.weights == "own" else _("fresh weights"))
+    text = ", ".join(words)
+    return text if found.shrunk is None else text + "\n" + _("A shrunk copy: {what}.").format(what=found.shrunk)
+
+
+def _has_several(found: Verification) -> bool:
+    return len({proof.attention for proof in found.proofs}) > 1
+
+
+def _proofs(found: Verification) -> Table:
+    columns = (
+        Column(""), Column(_("Proof")), Column(_("Attention"), rank=1), Column(_("Verdict")), Column(_("Worst"), right=True),
+        Column(_("May be"), right=True, rank=2), Column(_("The law"), rank=3),
+    )  # fmt: skip
+    return table(columns, [_row(proof) for proof in found.proofs])
+
+
+def _row(proof: Proof) -> tuple[str, ...]:
+    return (
+        _MARKS[proof.verdict], proof.name, proof.attention or "-", proof.verdict,
+        "-" if proof.value is None else f"{proof.value:.1e}",
+        "-" if proof.tolerance is None else f"{proof.tolerance:.0e}",
+        _(_LAWS[proof.name]),
+    )  # fmt: skip
+
+
+def _explained(proof: Proof, *, several: bool) -> list[str]:
+    where = f" ({proof.attention})" if several and proof.attention else ""
+    lines = [_("{name}{where}: {verdict}").format(name=proof.name, where=where, verdict=proof.verdict), f"  {proof.diagnosis}"]
+    if proof.norm_ratio is not None and proof.cosine is not None:
+        lines.append(_("  Cosine {cosine:.6f}, norm ratio {ratio:.6g}.").format(cosine=proof.cosine, ratio=proof.norm_ratio))
+    if proof.mend:
+        lines.append(_("  Mend: {text}").format(text=proof.mend))
+    if proof.verdict == "fail":
+        lines.append(_("  Tested: {text}.").format(text=proof.tested))
+    return lines
+
+
+def _closing(found: Verification) -> str:
+    seconds = _("{seconds:.1f} s").format(seconds=found.seconds)
+    failures = found.failures()
+    if not failures:
+        return _("Right at every batch size that was tried. {seconds}.").format(seconds=seconds)
+    names = ", ".join(sorted({proof.name for proof in failures}))
+    return _("Not right: {names}. What was trained with it may be wrong even where it ran. {seconds}.").format(
+        names=names, seconds=seconds
+    )

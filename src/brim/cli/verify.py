@@ -1,0 +1,82 @@
+"""`brim verify`: is a model right at every batch size? Five proofs, on the CPU, in seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from brim.cli._command import option, verb
+from brim.cli._output import note, print_json, working
+from brim.cli._step_options import Words
+from brim.errors import UsageError
+from brim.locale import N_, _
+from brim.workload.words import Precision
+
+if TYPE_CHECKING:
+    from brim.records import Verification
+
+_TASKS = ("causal-lm", "masked-lm", "seq2seq", "classification")
+
+
+@verb(
+    N_(
+        "Prove that a model is right at batch sizes above 1, on the CPU and without a tokenizer.\n\nMODEL is a catalogue name, a Hub id, "
+        "a folder (of a model or of a PEFT adapter), a config.json, or module:function. Large models are proven on a shrunk copy: the "
+        "same code and head ratios, fewer layers, fresh weights. Exit code 1: a proof failed, or could not be run."
+    )
+)
+@click.argument("model")
+@option(
+    "--attention",
+    type=click.Choice(["eager", "sdpa", "flash2", "all"]),
+    config_words={"attn_implementation": {"eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash2"}},
+    help=N_("Under which attention; all: every one that runs here. Default: the model's own."),
+)
+@option(
+    "--precision", type=click.Choice(get_args(Precision)), default="fp32", help=N_("fp32, or what you train in. Default: fp32.")
+)
+@option(
+    "--task",
+    type=click.Choice(_TASKS),
+    help=N_("What the model is for. Default: what its class says; a function's is causal-lm."),
+)
+@option("--full", is_flag=True, default=None, help=N_("Run the model itself, however large, with its own weights if it has any."))
+@option("--shrunk", is_flag=True, default=None, help=N_("Run a shrunk copy, however small the model is."))
+@option("--proofs", type=Words(), metavar="NAMES", help=N_("Only these: causality,batch,pad,pack,accumulation."))
+@option("--seq-len", type=click.IntRange(min=12), metavar="N", help=N_("Tokens in the rows that are run. Default: 24."))
+@option("--seed", type=click.IntRange(min=0), metavar="N", default=0, help=N_("Of the tokens and of fresh weights. Default: 0."))
+@option("-o", "--output", metavar="FILE", help=N_("Write the result there."))
+@option("--trust-remote-code", is_flag=True, help=N_("Let a model's own Python code run. Read it first."))
+@click.pass_context
+def command(
+    ctx: click.Context, /, model: str, as_json: bool, full: bool | None, shrunk: bool | None, seq_len: int | None,
+    output: str | None, **options: Any,
+) -> None:  # fmt: skip
+    """Verify, and show what was found."""
+    if full and shrunk:
+        raise UsageError(_("--full and --shrunk exclude each other."))
+    if output is not None and not (output.strip() and Path(output).parent.is_dir() and not Path(output).is_dir()):
+        raise UsageError(_("-o needs the name of a file in a folder that exists, and {path!r} is none.").format(path=output))
+    from brim.proofs.subject import LENGTH
+    from brim.proofs.verify import verify
+
+    options["size"] = "full" if full else "shrunk" if shrunk else "auto"
+    options["length"] = seq_len or LENGTH
+    with working(_("Verifying {model} ...").format(model=model)):
+        found = verify(model, **options)
+    _give(found, output, as_json=as_json)
+    ctx.exit(0 if found.is_proven else 1)
+
+
+def _give(found: Verification, output: str | None, *, as_json: bool) -> None:
+    if output is not None:
+        found.write(Path(output))
+        note(_("Written: {paths}").format(paths=output))
+    if as_json:
+        print_json(found.to_dict())
+        return
+    from brim.cli._verify_view import show_verification
+
+    show_verification(found)

@@ -1,0 +1,65 @@
+"""How a stitched model is trained where nothing else is said: the arguments of transformers, with defaults for this machine."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import TrainingArguments
+
+from brim.errors import UsageError
+from brim.locale import _, sentences
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_DEFAULTS: Mapping[str, Any] = {"gradient_accumulation_steps": 4, "dataloader_num_workers": 4, "max_grad_norm": 1.0}
+PREFETCH = 2
+
+
+def training_arguments(given: Mapping[str, Any]) -> TrainingArguments:
+    """What was given, and for the rest the defaults."""
+    known = [field.name for field in fields(TrainingArguments) if field.init]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            text = _("TrainingArguments has no {name!r}.").format(name=name)
+            raise UsageError(sentences(text, _("Did you mean {near!r}?").format(near=near[0]) if near else ""))
+    settings: dict[str, Any] = {**_DEFAULTS, "dataloader_pin_memory": torch.cuda.is_available(), **_precision(given), **given}
+    if settings["dataloader_num_workers"]:
+        settings.setdefault("dataloader_prefetch_factor", PREFETCH)
+    if settings.get("gradient_checkpointing"):
+        # The embedding is frozen, and reentrant checkpoints lose the gradient where no input of a layer has one.
+        settings.setdefault("gradient_checkpointing_kwargs", {"use_reentrant": False})
+    try:
+        return TrainingArguments(**settings)
+    except (ValueError, TypeError, ImportError) as error:
+        why = " ".join(str(error).split()).rstrip(".")
+        raise UsageError(_("These training arguments do not go together: {why}.").format(why=why)) from error
+
+
+def _precision(given: Mapping[str, Any]) -> dict[str, bool]:
+    """bf16 on a GPU that has it, fp16 on one that has not, float32 on the CPU."""
+    if given.get("bf16") or given.get("fp16") or given.get("use_cpu") or not torch.cuda.is_available():
+        return {}
+    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    return {"bf16": has_bf16, "fp16": not has_bf16}
+
+
+def told_precision(arguments: Any) -> str:
+    """What is computed in, for a line on the screen."""
+    if arguments.bf16:
+        return "bf16"
+    return "fp16" if arguments.fp16 else "float32"
+
+
+@contextmanager
+def workers_as_asked() -> Iterator[None]:
+    """Quiet torch, which warns where workers outnumber the cores: these read rows and wait, so it is harmless."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create .* worker processes")
+        yield

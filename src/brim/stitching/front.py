@@ -1,0 +1,226 @@
+"""`StitchLLM`: a stitched model with a `train` that is called as people write it.
+
+    model = brim.StitchLLM("recipe.yaml", dataset, tokenizer)
+    model.train(output_dir="./stitch_model_optimized", learning_rate=1e-4, per_device_train_batch_size=1, gradient_checkpointing=True)
+
+The front holds the `StitchedModel` and adds nothing to it. Before the first step the five proofs run; the steps are brim's, so that every
+batch size trains the same model and memory that runs out costs a split and not the run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from brim.errors import RunError, UsageError
+from brim.locale import _, sentences
+from brim.step.book import say
+from brim.stitching.arguments import told_precision, training_arguments, workers_as_asked
+from brim.stitching.assembling import stitch
+from brim.stitching.config import MODEL_TYPE
+from brim.stitching.model import StitchedModel
+from brim.stitching.reading import read_recipe
+from brim.stitching.recipe import Recipe
+from brim.stitching.rows import Pad, Rows, rows_of
+from brim.trainer.hf import BrimTrainer
+from brim.workload.resolve import find_model
+
+if TYPE_CHECKING:
+    from transformers.trainer_utils import TrainOutput
+
+_WORDS: Mapping[torch.dtype, Any] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+class StitchLLM:
+    """Holds a stitched model, its data and its tokenizer.
+
+    `given` is a `StitchedModel`, a `Recipe` or a mapping of one, the path of a recipe, or the folder of a stitched model. `verify=False`
+    leaves the proofs out, and training then says so.
+    """
+
+    def __init__(
+        self,
+        given: StitchedModel | Recipe | Mapping[str, Any] | str | os.PathLike[str],
+        dataset: Any = None,
+        tokenizer: Any = None,
+        *,
+        verify: bool = True,
+    ) -> None:
+        self.model, folder = _obtained(given)
+        self.dataset = dataset
+        self.tokenizer = _tokenizer_in(folder) if tokenizer is None else tokenizer
+        self.trainer: BrimTrainer | None = None
+        """Of the last training."""
+        self._has_to_be_proven = verify
+        self._is_proven = False
+
+    def train(
+        self,
+        output_dir: str | os.PathLike[str] = "./stitch_model_optimized",
+        learning_rate: float = 1e-4,
+        per_device_train_batch_size: int = 1,
+        save_steps: float = 100,
+        logging_steps: float = 10,
+        gradient_checkpointing: bool = True,
+        dataset: Any = None,
+        eval_dataset: Any = None,
+        resume_from_checkpoint: str | bool | None = None,
+        **arguments: Any,
+    ) -> TrainOutput:
+        """Train what the recipe says, and save the model to `output_dir`.
+
+        `arguments` are any of transformers' TrainingArguments. Every optimizer step holds exactly `per_device_train_batch_size x
+        gradient_accumulation_steps` (4 unless given) sequences on each process, whatever the memory holds at once.
+        """
+        if eval_dataset is not None:
+            arguments = {"eval_strategy": "epoch", **arguments}
+        chosen = training_arguments(
+            {
+                "output_dir": os.fspath(output_dir), "learning_rate": learning_rate, "save_steps": save_steps,
+                "per_device_train_batch_size": per_device_train_batch_size, "logging_steps": logging_steps,
+                "gradient_checkpointing": gradient_checkpointing, **arguments,
+            }
+        )  # fmt: skip
+        self._refuse_if_nothing_trains()
+        rows = self._rows(self.dataset if dataset is None else dataset)
+        evaluated = None if eval_dataset is None else self._rows(eval_dataset).data
+        self._prove()
+        say(_("Training in {precision}.").format(precision=told_precision(chosen)))
+        with workers_as_asked(), _trained_in_float32(self.model, is_scaled=chosen.fp16):
+            trainer = BrimTrainer(
+                self.model, chosen, data_collator=Pad(self._padding), train_dataset=rows.data, eval_dataset=evaluated,
+                processing_class=self.tokenizer, lengths=rows.lengths,
+            )  # fmt: skip
+            self.trainer = trainer
+            result: TrainOutput = trainer.train(resume_from_checkpoint)
+        if gradient_checkpointing:
+            self.model.gradient_checkpointing_disable()
+        self.model.eval()
+        trainer.save_model(chosen.output_dir)
+        return result
+
+    def _refuse_if_nothing_trains(self) -> None:
+        if self.model.trainable_parameters:
+            return
+        names = ", ".join(dict.fromkeys(facts["donor"] for facts in self.model.config.parts))
+        hint = _(
+            "Say in the recipe what does: `train: [head]`, `train: [layers]`, or the layers of one donor by its name: {names}."
+        )
+        raise UsageError(
+            _("Nothing of this model trains: it is all frozen, and it has no adapter with weights."),
+            hint=hint.format(names=names),
+        )
+
+    def _rows(self, dataset: Any) -> Rows:
+        if dataset is None:
+            raise UsageError(
+                _("There is no training data."), hint=_("Give it: StitchLLM(model, dataset), or train(dataset=...).")
+            )
+        config = self.model.config
+        return rows_of(
+            dataset, self.tokenizer, positions=config.max_position_embeddings, vocabulary=config.vocab_size, say=say
+        )  # fmt: skip
+
+    def _prove(self) -> None:
+        """Once: training changes weights, and no weight can make a right model wrong."""
+        if self._is_proven:
+            return
+        if not self._has_to_be_proven:
+            say(_("Not proven, because verify=False was given: whether batches above 1 are right is not known."))
+            return
+        from brim.proofs.verify import verify
+
+        found = verify(self.model, precision=_WORDS.get(self.model.dtype, "fp32"))
+        for proof in found.failures():
+            text = _("The proof of {name} failed, so nothing was trained.").format(name=proof.name)
+            raise RunError(sentences(text, proof.diagnosis), hint=proof.mend or None)
+        self._is_proven = True
+        say(_("Proven: {names}.").format(names=", ".join(proof.name for proof in found.proofs if proof.verdict == "pass")))
+
+    @property
+    def _padding(self) -> int:
+        """What fills rows up; it is masked, so any token would do."""
+        token = self.model.config.pad_token_id
+        return token if isinstance(token, int) and 0 <= token < self.model.config.vocab_size else 0
+
+    def __call__(self, *inputs: Any, **keywords: Any) -> Any:
+        """The model's forward."""
+        return self.model(*inputs, **keywords)
+
+    def generate(self, *inputs: Any, **keywords: Any) -> Any:
+        """The model's."""
+        return self.model.generate(*inputs, **keywords)
+
+    def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]:
+        """The model's."""
+        found: Iterator[torch.nn.Parameter] = self.model.parameters(recurse)
+        return found
+
+    def save_pretrained(self, folder: str | os.PathLike[str], **keywords: Any) -> None:
+        """The model's, and the tokenizer's where there is one."""
+        self.model.save_pretrained(folder, **keywords)
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(folder)
+
+
+def _obtained(given: Any) -> tuple[StitchedModel, Path | None]:
+    """The model, and the folder in which its tokenizer may lie."""
+    if isinstance(given, StitchedModel):
+        return given, None
+    if isinstance(given, str | os.PathLike) and Path(given).expanduser().is_dir():
+        return _loaded(Path(given).expanduser())
+    if isinstance(given, Mapping | str | os.PathLike):
+        given = read_recipe(given, say=say)
+    if not isinstance(given, Recipe):
+        text = _("{kind} is not a stitched model: a StitchedModel, a recipe, or the folder of a stitched model is needed.")
+        raise UsageError(text.format(kind=type(given).__name__))
+    model = stitch(given)
+    return model, find_model(given.donors[given.pieces[0].donor]).folder
+
+
+def _loaded(folder: Path) -> tuple[StitchedModel, Path]:
+    kind = (find_model(folder).config or {}).get("model_type")
+    if kind != MODEL_TYPE:
+        text = _("{folder} holds a {kind} model, and not a stitched one.").format(folder=folder, kind=kind)
+        raise UsageError(text, hint=_("Write a recipe that takes its layers, and stitch it with `brim stitch`."))
+    try:
+        return StitchedModel.from_pretrained(folder), folder
+    except (OSError, ValueError, RuntimeError) as error:
+        why = str(error).strip().partition("\n")[0].rstrip(".")
+        raise RunError(_("The model in {folder} cannot be loaded: {why}.").format(folder=folder, why=why)) from error
+
+
+def _tokenizer_in(folder: Path | None) -> Any:
+    """The tokenizer that lies beside a model; None where there is none."""
+    if folder is None or not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        return None
+    from transformers import AutoTokenizer
+
+    automatic: Any = AutoTokenizer
+    try:
+        return automatic.from_pretrained(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = str(error).strip().partition("\n")[0].rstrip(".")
+        say(_("The tokenizer in {folder} cannot be loaded, and is left out: {why}.").format(folder=folder, why=why))
+        return None
+
+
+@contextmanager
+def _trained_in_float32(model: StitchedModel, *, is_scaled: bool) -> Iterator[None]:
+    """fp16 gradients cannot be unscaled: what trains is held in float32 for as long as it does."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad and parameter.dtype == torch.float16]
+    if not is_scaled or not trained:
+        yield
+        return
+    for parameter in trained:
+        parameter.data = parameter.data.float()
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.data = parameter.data.half()

@@ -1,0 +1,146 @@
+"""Generating with the cache gives what generating without it gives: one row or many, padded or not, searched or sampled."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache, StaticCache
+
+from brim.errors import UnsupportedError, UsageError
+from brim.stitching.caching import new_cache, views
+from tests.stitching.small import (
+    CONFIGS,
+    DEPTH,
+    MAIN,
+    STITCHES,
+    attentions,
+    donor,
+    from_recipe,
+    padded,
+    piece,
+    recipe,
+    stitched,
+    tokens,
+)
+
+EVERY_STITCH = sorted(STITCHES)
+NEW = 9
+"""More than the sliding window of the donors, so that its cache has to forget."""
+
+
+def generate(model: Any, ids: Tensor, **more: Any) -> Tensor:
+    found: Tensor = model.generate(ids, **{"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, **more})
+    return found
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", EVERY_STITCH)
+def test_the_cache_changes_no_word(name: str, attention: str) -> None:
+    model = stitched(name, attention)
+    ids, mask = padded([tokens(1, length, seed=length)[0] for length in (8, 5, 2)], left=True)
+    with_cache = generate(model, ids, attention_mask=mask)
+    assert torch.equal(with_cache, generate(model, ids, attention_mask=mask, use_cache=False))
+    for row in range(len(ids)):
+        alone = generate(model, ids[row : row + 1][mask[row : row + 1].bool()][None])
+        assert torch.equal(with_cache[row, -NEW:], alone[0, -NEW:])
+
+
+@pytest.mark.parametrize(
+    ("family", "attention"),
+    [
+        pytest.param(family, attention, marks=() if family in MAIN and attention == attentions(family)[0] else pytest.mark.slow)
+        for family in sorted(CONFIGS)
+        for attention in attentions(family)
+    ],
+)
+def test_a_model_that_is_stitched_with_itself_says_the_same(family: str, attention: str) -> None:
+    model = from_recipe(recipe(piece(family, 0), piece(family, 1), piece(family, 2)), attention)
+    ids, mask = padded([tokens(1, length, seed=length)[0] for length in (8, 3)], left=True)
+    expected = generate(donor(family, attention), ids, attention_mask=mask)
+    assert torch.equal(generate(model, ids, attention_mask=mask), expected)
+
+
+@pytest.mark.parametrize("name", ["three-donors", "gemma-mistral-low-rank"])
+def test_beams_and_samples_are_the_same_with_and_without_a_cache(name: str) -> None:
+    model = stitched(name)
+    ids, mask = padded([tokens(1, length, seed=length)[0] for length in (7, 4)], left=True)
+    ways: list[dict[str, Any]] = [
+        {"num_beams": 3},
+        {"num_beams": 2, "num_return_sequences": 2, "do_sample": True},
+        {"do_sample": True, "num_return_sequences": 3},
+    ]
+    for way in ways:
+        found = []
+        for use_cache in (True, False):
+            torch.manual_seed(5)
+            found.append(generate(model, ids, attention_mask=mask, use_cache=use_cache, **way))
+        assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("name", EVERY_STITCH)
+def test_a_prompt_in_several_bites_gives_the_logits_of_one(name: str) -> None:
+    model = stitched(name)
+    ids = tokens(2, 12)
+    with torch.no_grad():
+        whole = model(ids, use_cache=False).logits
+        cache, found = None, []
+        for first, last in ((0, 5), (5, 6), (6, 11), (11, 12)):
+            output = model(ids[:, first:last], past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            found.append(output.logits)
+    assert cache is not None
+    assert cache.get_seq_length() == 12
+    torch.testing.assert_close(torch.cat(found, dim=1), whole, atol=2e-5, rtol=1e-5)
+
+
+def test_only_the_logits_that_are_asked_for_are_made() -> None:
+    model = stitched("llama-qwen2-linear")
+    whole = model(tokens(2, 9)).logits
+    torch.testing.assert_close(model(tokens(2, 9), logits_to_keep=2).logits, whole[:, -2:])
+
+
+def test_each_part_sees_its_own_layers_of_one_cache() -> None:
+    model = stitched("gemma-mistral-low-rank")
+    configs = [part.config for part in model.parts]
+    cache = new_cache(configs)
+    assert [layer.is_sliding for layer in cache.layers] == [False, False, True, True]
+    first, second = views(cache, configs)
+    assert [*first.layers, *second.layers] == cache.layers
+    model(tokens(2, 6), past_key_values=cache)
+    assert (first.get_seq_length(), second.get_seq_length()) == (6, 6)
+
+
+@pytest.mark.parametrize("name", ["three-donors", "back-to-the-first-head"])
+def test_a_cache_can_be_brought_along_kept_and_copied(name: str) -> None:
+    model = stitched(name)
+    ids = tokens(1, 10)
+    expected = generate(model, ids)
+    brought = DynamicCache()
+    with torch.no_grad():
+        model(ids[:, :6], past_key_values=brought, use_cache=True)
+    assert len(brought.layers) == model.config.num_hidden_layers
+    for cache in (copy.deepcopy(brought), brought):
+        assert torch.equal(generate(model, ids, past_key_values=cache), expected)
+    assert torch.equal(generate(model, ids, past_key_values=DynamicCache(config=model.config)), expected)
+
+
+def test_caches_that_one_config_sizes_are_refused_in_words() -> None:
+    model = stitched("llama-qwen2-linear")
+    for kind in ("static", "offloaded", "quantized"):
+        with pytest.raises(UnsupportedError, match=f"cannot use the cache '{kind}'"):
+            generate(model, tokens(1, 4), cache_implementation=kind)
+    assert generate(model, tokens(1, 4), cache_implementation="dynamic").shape == (1, 4 + NEW)
+    for cache in (StaticCache(config=model.config, max_cache_len=32), DynamicCache(config=model.config, offloading=True)):
+        with pytest.raises(UnsupportedError, match=f"in a DynamicCache, and not in {type(cache).__name__}"):
+            model(tokens(1, 4), past_key_values=cache)
+
+
+def test_a_cache_of_another_model_is_refused() -> None:
+    cache = DynamicCache(config=donor("llama").config)
+    donor("llama")(tokens(1, 4), past_key_values=cache)
+    with pytest.raises(UsageError, match=f"The cache holds {DEPTH} layers, and this model has 4"):
+        stitched("same-family")(tokens(1, 4), past_key_values=cache)
