@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from brim.prober.loader import tune_loader as tune_loader
     from brim.prober.optimizer import BatchSizeOptimizer as BatchSizeOptimizer
     from brim.prober.probe import probe as probe
+    from brim.proofs.verify import verify as verify
     from brim.records import (
         Advice as Advice,
         Candidate as Candidate,
@@ -62,11 +63,13 @@ if TYPE_CHECKING:
         Measurement as Measurement,
         MemoryPrediction as MemoryPrediction,
         Plan as Plan,
+        Proof as Proof,
         Proven as Proven,
         Saving as Saving,
         ShapePoint as ShapePoint,
         SpeedPrediction as SpeedPrediction,
         Trial as Trial,
+        Verification as Verification,
     )
     from brim.sizes import format_bytes as format_bytes, parse_size as parse_size
     from brim.step.accumulate import GradientAccumulator as GradientAccumulator
@@ -108,9 +111,11 @@ _HOMES = {
     "brim.prober.loader": ("tune_loader",),
     "brim.prober.optimizer": ("BatchSizeOptimizer",),
     "brim.prober.probe": ("probe",),
+    "brim.proofs.verify": ("verify",),
     "brim.records": (
         "Advice", "Candidate", "DataReport", "Estimate", "Ledger", "LedgerEntry", "LedgerHeader", "LedgerSummary", "LoaderSettings",
-        "Measurement", "MemoryPrediction", "Plan", "Proven", "Saving", "ShapePoint", "SpeedPrediction", "Trial",
+        "Measurement", "MemoryPrediction", "Plan", "Proof", "Proven", "Saving", "ShapePoint", "SpeedPrediction", "Trial",
+        "Verification",
     ),
     "brim.sizes": ("format_bytes", "parse_size"),
     "brim.step.accumulate": ("GradientAccumulator",),

@@ -72,14 +72,14 @@ def causality(model: nn.Module) -> float:
 
 
 def batch(model: nn.Module, rows: int = 3) -> float:
-    """How far a row in a batch is from the same row alone; infinite if the batch does not run."""
+    """How far a row in a batch is from the same row alone; infinite if one of them does not run."""
     together = ids(rows)
     with as_trained(model):
         try:
             found = logits(model, together)
+            return apart(found, torch.cat([logits(model, row[None]).reshape(1, LENGTH, -1) for row in together]))
         except (RuntimeError, ValueError):
             return math.inf
-        return apart(found, torch.cat([logits(model, row[None]).reshape(1, LENGTH, -1) for row in together]))
 
 
 def pad(model: nn.Module) -> float:

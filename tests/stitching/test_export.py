@@ -10,8 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from brim.errors import UsageError
-from brim.stitching.assembling import assemble
+from brim.stitching.assembling import assemble, stitch
 from brim.stitching.export import export
+from brim.stitching.recipe import Recipe
 from tests.stitching.small import (
     CONFIGS,
     MAIN,
@@ -60,6 +61,14 @@ def test_a_head_of_another_donor_is_not_tied_in_the_export() -> None:
 
 def test_the_precision_goes_along() -> None:
     assert export(stitched("same-family", dtype="bfloat16")).dtype == torch.bfloat16
+
+
+def test_an_export_can_be_looked_at_without_weights() -> None:
+    donors = {"a": "meta-llama/Llama-3.2-1B"}
+    given = Recipe(donors=donors, pieces=(piece("a", *range(8)), piece("a", *range(4, 16))))
+    ordinary = export(stitch(given, with_weights=False, device="meta"))
+    assert ordinary.config.num_hidden_layers == 20
+    assert {parameter.device.type for parameter in ordinary.parameters()} == {"meta"}
 
 
 def test_what_forbids_an_export_is_named() -> None:

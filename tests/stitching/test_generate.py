@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
 from brim.errors import UnsupportedError, UsageError
+from brim.stitching.assembling import assemble
 from brim.stitching.caching import new_cache, views
 from tests.stitching.small import (
     CONFIGS,
@@ -19,6 +20,7 @@ from tests.stitching.small import (
     STITCHES,
     attentions,
     donor,
+    fresh_donor,
     from_recipe,
     padded,
     piece,
@@ -81,6 +83,15 @@ def test_beams_and_samples_are_the_same_with_and_without_a_cache(name: str) -> N
         assert torch.equal(*found)
 
 
+@pytest.mark.parametrize("name", ["three-donors", "back-to-the-first-head"])
+def test_words_that_were_guessed_ahead_are_taken_back_where_they_are_wrong(name: str) -> None:
+    model = stitched(name)
+    ids = tokens(1, 6).repeat(1, 3)
+    expected = generate(model, ids)
+    assert torch.equal(generate(model, ids, prompt_lookup_num_tokens=3), expected)
+    assert torch.equal(generate(model, ids, assistant_model=stitched(name)), expected)
+
+
 @pytest.mark.parametrize("name", EVERY_STITCH)
 def test_a_prompt_in_several_bites_gives_the_logits_of_one(name: str) -> None:
     model = stitched(name)
@@ -95,6 +106,17 @@ def test_a_prompt_in_several_bites_gives_the_logits_of_one(name: str) -> None:
     assert cache is not None
     assert cache.get_seq_length() == 12
     torch.testing.assert_close(torch.cat(found, dim=1), whole, atol=2e-5, rtol=1e-5)
+
+
+def test_keys_that_longer_sequences_turn_by_other_angles_are_made_anew() -> None:
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0, 3.0, 4.0, 5.0], "rope_theta": 100.0}
+    rope["original_max_position_embeddings"] = 12
+    original = fresh_donor("phi3", rope_parameters=rope, original_max_position_embeddings=12, sliding_window=None)
+    model = assemble(recipe(piece("phi3", 0), piece("phi3", 1, 2)), {"phi3": original})
+    for length in (5, 11, 12, 13):
+        expected = generate(original, tokens(1, length), use_cache=True)
+        assert torch.equal(generate(model, tokens(1, length)), expected)
+        assert torch.equal(generate(model, tokens(1, length), use_cache=False), expected)
 
 
 def test_only_the_logits_that_are_asked_for_are_made() -> None:

@@ -183,7 +183,7 @@ def show_estimates(estimates: list[Estimate], dtype: str) -> None:
     show("", _("Assumed"), *(f"  - {text}" for text in first.assumptions))
 
 
-def show_made(output: str, found: Verification | None, *, is_ordinary: bool) -> None:
+def show_made(output: str, found: Verification | None, *, trains: bool) -> None:
     """How the proofs went, and what to type next."""
     from brim.cli._verify_view import show_verification
 
@@ -194,4 +194,4 @@ def show_made(output: str, found: Verification | None, *, is_ordinary: bool) -> 
         show_verification(found)
     command = f"  brim verify {shlex.quote(output)}"
     training = f"  brim.StitchLLM({output!r}, dataset, tokenizer).train()"
-    show("", _("Next"), command, *(() if is_ordinary else (training,)))
+    show("", _("Next"), command, *([training] if trains else []))

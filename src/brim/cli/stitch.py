@@ -148,7 +148,7 @@ def _make(recipe: Recipe, output: str, *, as_family: bool, is_proven: bool, forc
         print_json({**facts, "output": str(folder), "verification": None if found is None else found.to_dict()})
     else:
         show_facts(facts)
-        show_made(output, found, is_ordinary=as_family)
+        show_made(output, found, trains=bool(facts["trainable_parameters"]) and not as_family)
     if found is None or found.is_proven:
         return EXIT_OK
     note(_("A proof failed. What was written to {folder} is kept, and should not be trained.").format(folder=output))
@@ -193,7 +193,7 @@ def _export(model: StitchedModel) -> Any:
 
 
 def _prove(model: Any) -> Verification:
-    from brim.proofs.verify import verify
+    from brim.stitching.proving import prove
 
     note(_("Proving that it is right at every batch size ..."))
-    return verify(model)
+    return prove(model)

@@ -128,7 +128,11 @@ def _rows(subject: Subject, *, is_even: bool) -> tuple[list[torch.Tensor], list[
     """Rows, and how many tokens of each are a prompt, of which nothing is learnt."""
     half = subject.length // 2
     can_be_padded = subject.takes("attention_mask") or subject.kind == "causal-lm"
-    lengths = [half] * _ROWS if is_even or not can_be_padded else [half + (5 * place) % (subject.length - half) for place in range(_ROWS)]
+    lengths = (
+        [half] * _ROWS
+        if is_even or not can_be_padded
+        else [half + (5 * place) % (subject.length - half) for place in range(_ROWS)]
+    )
     prompts = [1] * _ROWS if is_even else [1 + (place * 3) % (half - 2) for place in range(_ROWS)]
     return [subject.ids(1, length, seed=70 + place)[0] for place, length in enumerate(lengths)], prompts
 

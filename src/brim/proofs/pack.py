@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,26 +11,17 @@ import torch
 from brim.locale import _
 from brim.proofs import signatures
 from brim.proofs.batch import inputs
-from brim.proofs.comparing import Failed, attempt, change, tolerance_of
+from brim.proofs.comparing import Failed, attempt, change, measure_of_logits, tolerance_of
 from brim.proofs.rows import packed
 from brim.proofs.signatures import Cause
+from brim.proofs.subject import inner_model
 from brim.proofs.verdicts import could_not_run, failed, not_applicable, passed
 
 if TYPE_CHECKING:
     from brim.proofs.subject import Subject
     from brim.records import Proof
 
-_RECURRENT = (
-    "mamba",
-    "ssm",
-    "rwkv",
-    "recurrent",
-    "linearattention",
-    "gateddeltanet",
-    "shortconv",
-    "kimidelta",
-    "lightningattention",
-)
+_RECURRENT = re.compile(r"Mamba|SSM|Rwkv|xLSTM|Recurrent|LinearAttention|DeltaNet|ShortConv|LightningAttention|^(GRU|LSTM|RNN)$")
 
 
 def prove_pack(subject: Subject) -> Proof:
@@ -59,7 +52,20 @@ def prove_pack(subject: Subject) -> Proof:
     value = change(found[0], wanted)
     if value <= tolerance:
         return passed(subject, "pack", tested, value, tolerance)
-    return failed(subject, "pack", tested, _why(subject, rows, found, tolerance), value, tolerance)
+    cause = _why(subject, rows, found, tolerance)
+    if subject.is_of_transformers:
+        return _library_cannot(subject, cause, value, tolerance)
+    return failed(subject, "pack", tested, cause, value, tolerance)
+
+
+def _library_cannot(subject: Subject, cause: Cause, value: float, tolerance: float) -> Proof:
+    """A class of transformers itself, which nobody here can mend: it is a limit of the class, and no fault of the model."""
+    why = _(
+        "{name} of transformers cannot be packed: it does not make boundaries where position_ids begin anew, so that packed sequences "
+        "change each other (by {value:.1f} standard deviations of the logits). Do not pack."
+    ).format(name=type(inner_model(subject.model)).__name__, value=value)
+    proof = not_applicable(subject, "pack", why)
+    return dataclasses.replace(proof, value=value, tolerance=tolerance, measure=measure_of_logits(), signature=cause.signature)
 
 
 def _reason_against(subject: Subject) -> str:
@@ -69,9 +75,7 @@ def _reason_against(subject: Subject) -> str:
         return _("It takes no position_ids, so packed sequences cannot be told apart: do not pack.")
     if "attention_mask" in subject.signature.required:
         return _("It cannot be called without an attention mask, and with one packed sequences are not told apart: do not pack.")
-    recurrent = [
-        type(each).__name__ for each in subject.model.modules() if any(word in type(each).__name__.lower() for word in _RECURRENT)
-    ]
+    recurrent = [type(each).__name__ for each in subject.model.modules() if _RECURRENT.search(type(each).__name__)]
     if recurrent:
         return _("Its {layer} carries state from token to token, over the boundaries of packed sequences: do not pack.").format(
             layer=recurrent[0]

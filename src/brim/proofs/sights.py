@@ -81,17 +81,22 @@ def _is_layer(module: nn.Module) -> bool:
     """A part of transformers below the models: those take the mask as users give it."""
     if not type(module).__module__.startswith("transformers.models.") or hasattr(module, "from_pretrained"):
         return False
-    return any(mask in _forward_of(type(module)).parameters for mask in _MASKS)
+    return any(mask in _forward_of(module).parameters for mask in _MASKS)
+
+
+def _forward_of(module: nn.Module) -> inspect.Signature:
+    kind: Any = type(module)
+    return _signature(kind.forward)
 
 
 @cache
-def _forward_of(kind: Any) -> inspect.Signature:
-    return inspect.signature(kind.forward)
+def _signature(function: Any) -> inspect.Signature:
+    return inspect.signature(function)
 
 
 def _sight(name: str, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Sight:
     try:
-        given = _forward_of(type(module)).bind_partial(module, *arguments, **named).arguments
+        given = _forward_of(module).bind_partial(module, *arguments, **named).arguments
     except TypeError:  # it will say so itself
         given = {}
     given = {**given, **given.get("kwargs", {})} if isinstance(given.get("kwargs"), dict) else dict(given)

@@ -168,8 +168,11 @@ class Subject:
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
-        """Everything as before afterwards: modes, random numbers, buffers."""
+        """Everything as before afterwards: modes, random numbers, buffers. Meanwhile no cache is kept, as in training."""
         randomness = Randomness.of(self.device)
+        caching = [config for config in configs_of(self.model) if getattr(config, "use_cache", False)]
+        for config in caching:
+            config.use_cache = False
         modes = [(module, module.training) for module in self.model.modules()]
         buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
         try:
@@ -177,6 +180,8 @@ class Subject:
         finally:
             for module, training in modes:
                 module.training = training
+            for config in caching:
+                config.use_cache = True
             with torch.no_grad():
                 for buffer, before in buffers:
                     if buffer.shape == before.shape:

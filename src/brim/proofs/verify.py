@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib.util
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -124,14 +125,30 @@ def _prove_all(subject: Subject, wanted: tuple[ProofName, ...], say: Say) -> lis
             subject.is_stateful = True
         found["batch"] = prove_batch(subject, repeats)
         subject.model.eval()
-        for name, prove in (("causality", prove_causality), ("pad", prove_pad), ("pack", prove_pack)):
+        say(_("causality"))
+        found["causality"] = prove_causality(subject, rows_are_alone=found["batch"].verdict == "pass")
+        root = _root(found["batch"], found["causality"])
+        for name, prove in (("pad", prove_pad), ("pack", prove_pack)):
             if name in wanted:
                 say(name)
-                found[name] = prove(subject)
+                found[name] = _explained(prove(subject), root)
         if "accumulation" in wanted:
             say(_("accumulation"))
-            found["accumulation"] = prove_accumulation(subject, repeats, _cause(found["batch"]))
-    return [found[name] for name in PROOFS if name in wanted and name in found]
+            found["accumulation"] = _explained(prove_accumulation(subject, repeats, _cause(found["batch"])), root)
+    return [found[name] for name in PROOFS if name in wanted]
+
+
+def _root(batch: Proof, causality: Proof) -> Proof | None:
+    """The failure that others follow from: rows that change each other, or tokens that see the future."""
+    return next((proof for proof in (batch, causality) if proof.verdict == "fail" and proof.signature is not None), None)
+
+
+def _explained(proof: Proof, root: Proof | None) -> Proof:
+    """A failure that follows from another is told as that: one fault, one cause."""
+    if root is None or proof.verdict != "fail" or proof.signature == root.signature:
+        return proof
+    text = _("This follows from the failed proof {name}. {diagnosis}").format(name=root.name, diagnosis=root.diagnosis)
+    return dataclasses.replace(proof, signature=root.signature, diagnosis=text, mend=root.mend)
 
 
 def _classify(subject: Subject) -> None:

@@ -29,7 +29,7 @@ def training_arguments(given: Mapping[str, Any]) -> TrainingArguments:
             near = difflib.get_close_matches(name, known, n=1)
             text = _("TrainingArguments has no {name!r}.").format(name=name)
             raise UsageError(sentences(text, _("Did you mean {near!r}?").format(near=near[0]) if near else ""))
-    settings: dict[str, Any] = {**_DEFAULTS, "dataloader_pin_memory": torch.cuda.is_available(), **_precision(given), **given}
+    settings: dict[str, Any] = {**_DEFAULTS, "dataloader_pin_memory": torch.cuda.is_available(), **precision_for(given), **given}
     if settings["dataloader_num_workers"]:
         settings.setdefault("dataloader_prefetch_factor", PREFETCH)
     if settings.get("gradient_checkpointing"):
@@ -42,7 +42,7 @@ def training_arguments(given: Mapping[str, Any]) -> TrainingArguments:
         raise UsageError(_("These training arguments do not go together: {why}.").format(why=why)) from error
 
 
-def _precision(given: Mapping[str, Any]) -> dict[str, bool]:
+def precision_for(given: Mapping[str, Any]) -> dict[str, bool]:
     """bf16 on a GPU that has it, fp16 on one that has not, float32 on the CPU."""
     if given.get("bf16") or given.get("fp16") or given.get("use_cpu") or not torch.cuda.is_available():
         return {}

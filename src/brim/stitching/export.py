@@ -27,7 +27,7 @@ def export(model: StitchedModel) -> PreTrainedModel:
     before = torch.get_default_dtype()
     torch.set_default_dtype(model.dtype)
     try:
-        with no_init_weights():
+        with torch.device(model.device), no_init_weights():
             whole = kind(config)
     finally:
         torch.set_default_dtype(before)
@@ -35,7 +35,7 @@ def export(model: StitchedModel) -> PreTrainedModel:
     whole.config.dtype = model.dtype
     _fill(whole, model, parts[0]["config"]["model_type"])
     whole.generation_config = copy.deepcopy(model.generation_config)
-    ready: PreTrainedModel = whole.to(model.device).eval()
+    ready: PreTrainedModel = whole.eval()
     return ready
 
 

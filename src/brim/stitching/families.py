@@ -43,8 +43,8 @@ class Family:
     """The dropout between the embedding and the first layer."""
     not_again: Mapping[str, float] = field(default_factory=dict)
     """What the config does to an embedding inside the backbone, and the value with which it does nothing."""
-    by_number: tuple[str, ...] = ()
-    """Settings that make a layer depend on its own number."""
+    forbidden: tuple[str, ...] = ()
+    """Settings that make a layer depend on more than it is handed: its own number, an encoder."""
 
 
 FAMILIES: Final[Mapping[str, Family]] = {
@@ -54,7 +54,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "glm": Family(),
     "gpt2": Family(
         layers="h", norm="ln_f", positions="wpe", dropout="drop",
-        by_number=("scale_attn_by_inverse_layer_idx", "add_cross_attention"),
+        forbidden=("scale_attn_by_inverse_layer_idx", "add_cross_attention"),
     ),
     "gpt_neox": Family(norm="final_layer_norm", dropout="emb_dropout"),
     "granite": Family(not_again={"embedding_multiplier": 1.0}),
@@ -97,7 +97,7 @@ def family_of(config: Any, donor: str) -> Family:
 
 def _hindrances(config: Any, family: Family) -> list[str]:
     """Settings under which a layer is not what it was once it is moved, or is no causal layer at all."""
-    settings = [name for name in (*family.by_number, "use_bidirectional_attention") if getattr(config, name, False)]
+    settings = [name for name in (*family.forbidden, "use_bidirectional_attention") if getattr(config, name, False)]
     if getattr(config, "is_causal", True) is False:
         settings.append("is_causal: false")
     if getattr(config, "quantization_config", None):

@@ -24,6 +24,7 @@ from brim.stitching.arguments import told_precision, training_arguments, workers
 from brim.stitching.assembling import stitch
 from brim.stitching.config import MODEL_TYPE
 from brim.stitching.model import StitchedModel
+from brim.stitching.proving import prove
 from brim.stitching.reading import read_recipe
 from brim.stitching.recipe import Recipe
 from brim.stitching.rows import Pad, Rows, rows_of
@@ -32,8 +33,6 @@ from brim.workload.resolve import find_model
 
 if TYPE_CHECKING:
     from transformers.trainer_utils import TrainOutput
-
-_WORDS: Mapping[torch.dtype, Any] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 class StitchLLM:
@@ -133,9 +132,7 @@ class StitchLLM:
         if not self._has_to_be_proven:
             say(_("Not proven, because verify=False was given: whether batches above 1 are right is not known."))
             return
-        from brim.proofs.verify import verify
-
-        found = verify(self.model, precision=_WORDS.get(self.model.dtype, "fp32"))
+        found = prove(self.model)
         for proof in found.failures():
             text = _("The proof of {name} failed, so nothing was trained.").format(name=proof.name)
             raise RunError(sentences(text, proof.diagnosis), hint=proof.mend or None)

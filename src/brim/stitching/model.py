@@ -20,7 +20,7 @@ from transformers.utils.generic import can_return_tuple
 from brim.errors import UnsupportedError, UsageError
 from brim.locale import _
 from brim.stitching.adapters import AdapterModule, build_adapter
-from brim.stitching.caching import fit, new_cache, refuse_other_kinds, views
+from brim.stitching.caching import fit, new_cache, outlived_at, refuse_other_kinds, views
 from brim.stitching.config import MODEL_TYPE, StitchedConfig
 from brim.stitching.freezing import freeze
 from brim.stitching.parts import build_part, name_within
@@ -178,6 +178,14 @@ class StitchedModel(_Pretrained, _Generating):  # type: ignore[misc]
 
     def enable_input_require_grads(self) -> None:
         """Nothing to do: `forward` sees to it where a part trains, so that frozen layers in front are not run backward for nothing."""
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, past_key_values: Any = None, **kwargs: Any) -> Any:
+        """As of any model; a cache that has become wrong is made anew."""
+        if past_key_values is not None:
+            past = past_key_values.get_seq_length()
+            if any(past <= length < input_ids.shape[1] for length in outlived_at(self._configs)):
+                past_key_values, kwargs["next_sequence_length"] = None, None
+        return super().prepare_inputs_for_generation(input_ids, past_key_values=past_key_values, **kwargs)
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **keywords: Any

@@ -1,0 +1,286 @@
+"""`StitchLLM`: the training call as people write it, at any batch size."""
+
+from __future__ import annotations
+
+import json
+import random
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from brim.errors import ConfigError, RunError, UsageError
+from brim.proofs.verify import verify as really_verify
+from brim.stitching import arguments, proving
+from brim.stitching.front import StitchLLM, _trained_in_float32
+from brim.stitching.model import StitchedModel
+from brim.stitching.rows import Pad, rows_of
+from tests.stitching.small import STITCHES, VOCABULARY, fresh_donor, from_recipe, stitched, tokens
+
+WORDS = [f"word{number}" for number in range(VOCABULARY - 3)]
+
+
+def rows(count: int = 24) -> list[dict[str, list[int]]]:
+    """Rows of 4 to 12 tokens that count upwards: something to learn."""
+    draw = random.Random(0)
+    return [{"input_ids": [3 + (first + place) % 60 for place in range(draw.randint(4, 12))]} for first in range(count)]
+
+
+def front(name: str = "llama-qwen2-linear", dataset: Any = None, **options: Any) -> StitchLLM:
+    return StitchLLM(stitched(name), dataset if dataset is not None else rows(), **options)
+
+
+def quick(**changes: Any) -> dict[str, Any]:
+    """What only tests need: an end, and no bars."""
+    return {"disable_tqdm": True, "report_to": "none", "save_strategy": "no", "dataloader_num_workers": 0, **changes}
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One word, one token; 0 pads, 1 is unknown, 2 ends."""
+    known = {word: number for number, word in enumerate(["<pad>", "<unk>", "<end>", *WORDS])}
+    plain = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    kind: Any = PreTrainedTokenizerFast
+    made: PreTrainedTokenizerFast = kind(tokenizer_object=plain, pad_token="<pad>", unk_token="<unk>", eos_token="<end>")
+    return made
+
+
+def losses(model: StitchLLM) -> list[float]:
+    assert model.trainer is not None
+    return [entry["loss"] for entry in model.trainer.state.log_history if "loss" in entry]
+
+
+@pytest.mark.parametrize(("size", "epochs"), [(1, 2), (3, 4)])
+def test_training_as_people_write_it_lowers_the_loss_and_saves(
+    size: int, epochs: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = front()
+    before = {name: parameter.clone() for name, parameter in model.model.named_parameters()}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = model.train(
+            output_dir=str(tmp_path / "stitch_model_optimized"),
+            learning_rate=3e-2,
+            per_device_train_batch_size=size,
+            save_steps=100,
+            logging_steps=1,
+            gradient_checkpointing=True,
+            num_train_epochs=epochs,
+        )
+    told = losses(model)
+    assert len(told) == result.global_step == epochs * 6 // size
+    assert np.mean(told[-2:]) < np.mean(told[:2]) - 0.1
+    assert not [one for one in caught if "worker" in str(one.message)]
+    said = capfd.readouterr().err
+    assert "Proven: causality, batch, pad, pack, accumulation." in said
+    assert "Training in float32." in said
+    assert f"effective batch {4 * size}," in said
+
+    ledger = [json.loads(line) for line in (tmp_path / "stitch_model_optimized" / "ledger.jsonl").read_text().splitlines()]
+    assert {entry["sequences"] for entry in ledger if "sequences" in entry and "step" in entry} == {4 * size}
+    changed = {name for name, parameter in model.model.named_parameters() if not torch.equal(parameter, before[name])}
+    assert changed
+    assert all(name.startswith("adapters.") for name in changed)
+
+    loaded = StitchedModel.from_pretrained(tmp_path / "stitch_model_optimized")
+    ids = tokens(2, 7)
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).logits, model(ids).logits)
+    assert torch.equal(
+        loaded.generate(ids, max_new_tokens=3, do_sample=False), model.generate(ids, max_new_tokens=3, do_sample=False)
+    )
+    assert not loaded.training
+    assert loaded.trainable_parameters == model.model.trainable_parameters
+
+
+def test_the_same_effective_batch_trains_the_same_model_whatever_the_slices(tmp_path: Path) -> None:
+    found = []
+    for size, steps in ((1, 12), (3, 4), (12, 1)):
+        model = front(verify=False)
+        model.train(tmp_path / str(size), 1e-2, size, logging_steps=1, gradient_accumulation_steps=steps, **quick(max_steps=3))
+        found.append(torch.cat([parameter.detach().flatten() for parameter in model.model.adapters.parameters()]))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-3, atol=1e-5)
+
+
+def test_training_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    straight = front(verify=False)
+    straight.train(tmp_path / "straight", 1e-2, **quick(num_train_epochs=1, save_strategy="steps", save_steps=3))
+    again = front(verify=False)
+    again.train(tmp_path / "straight", 1e-2, resume_from_checkpoint=True, **quick(num_train_epochs=1))
+    for name, parameter in again.model.named_parameters():
+        torch.testing.assert_close(parameter, straight.model.get_parameter(name))
+
+
+def test_text_is_made_into_tokens_and_cut_to_the_positions(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, capfd: pytest.CaptureFixture[str]
+) -> None:
+    texts = [" ".join(WORDS[place : place + 6]) for place in range(8)] + [" ".join(WORDS * 2), ""]
+    model = StitchLLM(stitched("llama-qwen2-linear"), texts, tokenizer, verify=False)
+    model.train(tmp_path, **quick(max_steps=1))
+    said = capfd.readouterr().err
+    assert "1 of 10 texts are longer than the 128 positions of the model, and were cut there." in said
+    assert "1 of 10 texts have no token, and were left out." in said
+    assert "Not proven, because verify=False was given" in said
+    assert (tmp_path / "tokenizer.json").is_file()
+    # The folder brings its tokenizer along.
+    assert StitchLLM(str(tmp_path)).tokenizer("word5")["input_ids"] == [8]
+
+
+class _Numbered(torch.utils.data.Dataset[dict[str, Any]]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        if place >= 8:
+            raise IndexError
+        return {"input_ids": torch.arange(3, 9 + place), "labels": torch.tensor([-100] * 2 + [5] * (4 + place))}
+
+
+@pytest.mark.parametrize("kind", ["table", "table of text", "rows of text", "torch"])
+def test_every_usual_kind_of_data_trains(kind: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    texts = [{"text": " ".join(WORDS[place : place + 3 + place])} for place in range(8)]
+    data: Any = {
+        "table": datasets.Dataset.from_list([{**row, "source": "x"} for row in rows(8)]),
+        "table of text": datasets.Dataset.from_list(texts),
+        "rows of text": texts,
+        "torch": _Numbered(),
+    }[kind]
+    model = StitchLLM(stitched("llama-qwen2-linear"), tokenizer=tokenizer, verify=False)
+    result = model.train(tmp_path, dataset=data, eval_dataset=data, **quick(num_train_epochs=1))
+    assert result.global_step == 2
+    assert model.trainer is not None
+    assert any("eval_loss" in entry for entry in model.trainer.state.log_history)
+
+
+def test_labels_are_the_tokens_unless_a_row_has_its_own() -> None:
+    batch = Pad(0)([{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9], "labels": [-100, 9]}])
+    assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 9, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert batch["labels"].tolist() == [[5, 6, 7], [-100, 9, -100]]
+
+
+BAD_DATA: list[tuple[str, Any, str]] = [
+    ("none", None, "There is no training data."),
+    ("empty", [], "The training data is empty."),
+    ("a name", "data.jsonl", "The training data is str"),
+    ("a stream", iter([]), "can only be iterated"),
+    ("other columns", [{"prompt": "x", "answer": "y"}], "neither input_ids nor text; it has: prompt, answer"),
+    ("numbers", [5], "neither input_ids nor text; it has: int"),
+    ("text without tokenizer", ["word5"], "there is no tokenizer"),
+    ("an empty row", [{"input_ids": [3]}, {"input_ids": []}], "Row 1 of the training data has no tokens"),
+    ("a long row", [{"input_ids": [3] * 129}], "1 rows are longer than the 128 positions of the model; the longest has 129"),
+    ("packed rows", [{"input_ids": [3, 4], "position_ids": [0, 0]}], "several sequences each"),
+]
+
+
+@pytest.mark.parametrize(("data", "says"), [row[1:] for row in BAD_DATA], ids=[row[0] for row in BAD_DATA])
+def test_data_that_cannot_be_trained_on_is_told_before_anything_runs(data: Any, says: str, tmp_path: Path) -> None:
+    model = StitchLLM(from_recipe(STITCHES["llama-qwen2-linear"]))
+    with pytest.raises(UsageError, match=says):
+        model.train(tmp_path / "new", dataset=data, **quick())
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_tokenizer_of_another_model_is_told(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(UsageError, match="gives the token 96, and the model has 50 tokens"):
+        rows_of([WORDS[-1]], tokenizer, positions=None, vocabulary=50, say=lambda _text: None)
+
+
+def test_where_nothing_trains_the_recipe_is_to_say_what_does(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Nothing of this model trains") as caught:
+        front("same-family").train(tmp_path / "new", **quick())
+    assert "`train: [head]`" in str(caught.value.hint)
+    assert "llama" in str(caught.value.hint)
+
+
+def test_arguments_that_nobody_knows_get_the_nearest_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no 'learning_rates'. Did you mean 'learning_rate'"):
+        front().train(tmp_path / "new", learning_rates=1.0)
+    with pytest.raises(UsageError, match="do not go together"):
+        front().train(tmp_path / "new", dataloader_num_workers=0, dataloader_prefetch_factor=2)
+
+
+def test_a_model_that_fails_a_proof_is_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def verify(model: Any, **keywords: Any) -> Any:
+        found = really_verify(model, proofs=["causality"], **keywords)
+        (proof,) = found.proofs
+        return replace(found, proofs=(replace(proof, verdict="fail", diagnosis="Tokens see the future.", mend="Mask them."),))
+
+    monkeypatch.setattr(proving, "verify", verify)
+    with pytest.raises(RunError, match="The proof of causality failed, so nothing was trained. Tokens see the future.") as caught:
+        front().train(tmp_path / "new", **quick())
+    assert caught.value.hint == "Mask them."
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_front_is_made_of_a_recipe_a_file_or_a_folder(tmp_path: Path) -> None:
+    for family in ("llama", "qwen2"):
+        fresh_donor(family).save_pretrained(tmp_path / family)
+    text = "donors: {a: ./llama, b: ./qwen2}\nlayers: [{donor: a, layers: 0-1}, {donor: b, layers: 1-2, adapter: linear}]\n"
+    (tmp_path / "recipe.yaml").write_text(text)
+    of_file = StitchLLM(str(tmp_path / "recipe.yaml"))
+    of_file.save_pretrained(tmp_path / "saved")
+    of_folder = StitchLLM(tmp_path / "saved")
+    ids = tokens(1, 5)
+    with torch.no_grad():
+        assert torch.equal(of_file(ids).logits, of_folder(ids).logits)
+    assert sum(parameter.numel() for parameter in of_file.parameters()) == sum(
+        one.numel() for one in of_folder.model.parameters()
+    )
+    with pytest.raises(UsageError, match="holds a llama model, and not a stitched one"):
+        StitchLLM(tmp_path / "llama")
+    with pytest.raises(UsageError, match="is not a model folder"):
+        StitchLLM(tmp_path)
+    with pytest.raises(ConfigError, match="Cannot read the recipe nowhere.yaml"):
+        StitchLLM("nowhere.yaml")
+    with pytest.raises(UsageError, match="LlamaForCausalLM is not a stitched model"):
+        StitchLLM(fresh_donor("llama"))
+
+
+def test_the_defaults_are_what_people_expect(tmp_path: Path) -> None:
+    chosen = arguments.training_arguments({"output_dir": str(tmp_path), "gradient_checkpointing": True})
+    assert chosen.gradient_accumulation_steps == 4
+    assert (chosen.dataloader_num_workers, chosen.dataloader_prefetch_factor) == (4, 2)
+    assert chosen.max_grad_norm == 1.0
+    assert chosen.gradient_checkpointing_kwargs == {"use_reentrant": False}
+    assert chosen.dataloader_pin_memory is torch.cuda.is_available()
+    assert (
+        arguments.training_arguments({"output_dir": str(tmp_path), "dataloader_num_workers": 0}).dataloader_prefetch_factor
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "has_bf16", "given", "chosen"),
+    [
+        (False, False, {}, {}),
+        (True, True, {}, {"bf16": True, "fp16": False}),
+        (True, False, {}, {"bf16": False, "fp16": True}),
+        (True, True, {"fp16": True}, {}),
+        (True, True, {"use_cpu": True}, {}),
+    ],
+    ids=["cpu", "new card", "old card", "said", "cpu wanted"],
+)
+def test_the_precision_is_what_the_machine_has(
+    has_gpu: bool, has_bf16: bool, given: dict[str, bool], chosen: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: has_bf16)
+    assert arguments.precision_for(given) == chosen
+
+
+def test_what_trains_under_a_scaler_is_held_in_float32() -> None:
+    model = from_recipe(STITCHES["llama-qwen2-linear"], dtype="float16")
+    with _trained_in_float32(model, is_scaled=True):
+        kinds = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
+        assert kinds == {torch.float32}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float16}
