@@ -6,14 +6,17 @@ import copy
 
 import pytest
 import torch
+from hypothesis import assume, given, settings, strategies as st
 from torch import Tensor
 
 from brim.errors import UnsupportedError, UsageError
 from brim.stitching.assembling import assemble
 from brim.stitching.families import FAMILIES
 from brim.stitching.model import StitchedModel
+from brim.stitching.recipe import Recipe
 from tests.stitching.small import (
     CONFIGS,
+    DEPTH,
     MAIN,
     STITCHES,
     attentions,
@@ -113,6 +116,37 @@ def test_packed_sequences_do_not_see_each_other(name: str, attention: str, use_c
         found = model(input_ids=torch.cat(sequences)[None], position_ids=positions, use_cache=use_cache).logits[0]
     expected = torch.cat([logits(model, one[None])[0] for one in sequences])
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> Recipe:
+    """Any pieces of the donors, in any order, joined by any adapter that changes the width."""
+    count = draw(st.integers(1, 4))
+    pieces = []
+    for index in range(count):
+        fewest = 0 if count - 1 > 0 and index in {0, count - 1} else 1
+        layers = draw(st.lists(st.integers(0, DEPTH - 1), min_size=fewest, max_size=3))
+        by = draw(st.sampled_from(["linear", "low-rank", "mlp"])) if index else None
+        pieces.append(piece(draw(st.sampled_from([name for name in MAIN if name != "gemma2"])), *layers, by=by))
+    assume(any(one.layers for one in pieces))
+    return recipe(*pieces)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(recipes())
+def test_whatever_is_stitched_padding_batch_and_cache_change_no_logit(given_recipe: Recipe) -> None:
+    model = from_recipe(given_recipe)
+    sequences = [tokens(1, length, seed=length)[0] for length in (9, 6, 2)]
+    ids, mask = padded(sequences, left=True)
+    found = logits(model, ids, attention_mask=mask)
+    for row, one in enumerate(sequences):
+        alone = logits(model, one[None])[0]
+        torch.testing.assert_close(found[row][mask[row].bool()], alone, atol=5e-5, rtol=1e-4)
+        torch.testing.assert_close(logits(model, one[None, :2])[0], alone[:2], atol=5e-5, rtol=1e-4)
+    with torch.no_grad():
+        cache = model(ids[:, :5], attention_mask=mask[:, :5], use_cache=True).past_key_values
+        rest = model(ids[:, 5:], attention_mask=mask, past_key_values=cache).logits
+    torch.testing.assert_close(rest[mask[:, 5:].bool()], found[:, 5:][mask[:, 5:].bool()], atol=5e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", EVERY_STITCH)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import transformers
+from peft import LoraConfig, get_peft_model
 
 from brim.errors import BrimError, RunError, UnsupportedError, UsageError
 from brim.stitching.assembling import assemble, stitch
@@ -75,6 +76,13 @@ def test_what_is_no_causal_decoder_is_refused() -> None:
     quantized = CONFIGS["llama"]()
     quantized.quantization_config = {"quant_method": "bitsandbytes"}
     refuse(quantized, "LlamaForCausalLM", "its config has quantization_config")
+
+
+def test_a_donor_that_peft_has_changed_is_refused() -> None:
+    changed = fresh_donor("llama")
+    get_peft_model(changed, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    with pytest.raises(UsageError, match=r"Donor llama is not what its config says: layers.0.self_attn.q_proj.+ is missing"):
+        assemble(recipe(piece("llama", 0), piece("llama", 1)), {"llama": changed})
 
 
 def test_a_stitch_is_no_donor() -> None:

@@ -106,7 +106,7 @@ def _joint(adapter: Mapping[str, Any]) -> list[tuple[str, ...]]:
     if adapter["kind"] == "identity":
         return []
     inside = "".join(f", {name} {adapter[name]}" for name in ("rank", "width") if adapter.get(name) is not None)
-    name = _("  adapter: {kind}").format(kind=f"{adapter['kind']}{inside}")
+    name = "  " + _("adapter: {kind}").format(kind=f"{adapter['kind']}{inside}")
     widths = f"{adapter['from']} -> {adapter['to']}"
     return [(name, "", "", widths, f"{adapter['parameters']:,}", _told_training(adapter))]
 

@@ -26,9 +26,10 @@ def show_verification(found: Verification) -> None:
     """The whole answer."""
     show(_headline(found), "")
     show(_proofs(found))
+    told: set[str] = set()
     for proof in found.proofs:
         if proof.verdict != "pass":
-            show("", *_explained(proof, several=_has_several(found)))
+            show("", *_explained(proof, told, several=_has_several(found)))
     for proof in found.proofs:
         if proof.verdict == "pass" and proof.diagnosis:
             show("", _("{name}: {text}").format(name=proof.name, text=proof.diagnosis))
@@ -67,13 +68,15 @@ def _row(proof: Proof) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _explained(proof: Proof, *, several: bool) -> list[str]:
+def _explained(proof: Proof, told: set[str], *, several: bool) -> list[str]:
+    """What is wrong with it; how to mend it is told once."""
     where = f" ({proof.attention})" if several and proof.attention else ""
     lines = [_("{name}{where}: {verdict}").format(name=proof.name, where=where, verdict=proof.verdict), f"  {proof.diagnosis}"]
     if proof.norm_ratio is not None and proof.cosine is not None:
         lines.append(_("  Cosine {cosine:.6f}, norm ratio {ratio:.6g}.").format(cosine=proof.cosine, ratio=proof.norm_ratio))
     if proof.mend:
-        lines.append(_("  Mend: {text}").format(text=proof.mend))
+        lines.append(_("  Mend: {text}").format(text=_("as above.") if proof.mend in told else proof.mend))
+        told.add(proof.mend)
     if proof.verdict == "fail":
         lines.append(_("  Tested: {text}.").format(text=proof.tested))
     return lines

@@ -145,9 +145,9 @@ def _root(batch: Proof, causality: Proof) -> Proof | None:
 
 def _explained(proof: Proof, root: Proof | None) -> Proof:
     """A failure that follows from another is told as that: one fault, one cause."""
-    if root is None or proof.verdict != "fail" or proof.signature == root.signature:
+    if root is None or proof.verdict != "fail" or root.signature == proof.signature == "mask-2d":
         return proof
-    text = _("This follows from the failed proof {name}. {diagnosis}").format(name=root.name, diagnosis=root.diagnosis)
+    text = _("This follows from what failed under {name}, where the cause is told.").format(name=root.name)
     return dataclasses.replace(proof, signature=root.signature, diagnosis=text, mend=root.mend)
 
 

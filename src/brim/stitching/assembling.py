@@ -92,10 +92,16 @@ def _copy(part: Any, source: Mapping[str, torch.Tensor], facts: Mapping[str, Any
     prefix = f"{within}{family_of_part(part).layers}."
     with torch.no_grad():
         for name, tensor in part.state_dict().items():
-            value = source[_name_in_donor(name, prefix, facts["layers"])]
-            if value.shape != tensor.shape:
+            there = _name_in_donor(name, prefix, facts["layers"])
+            value = source.get(there)
+            if value is not None and value.shape != tensor.shape:
                 value = value[: len(tensor)]  # a vocabulary that is cut
-            assert value.shape == tensor.shape, (name, value.shape, tensor.shape)
+            if value is None or value.shape != tensor.shape:
+                text = _("Donor {donor} is not what its config says: {name} is missing, or has another shape.")
+                raise UsageError(
+                    text.format(donor=facts["donor"], name=there),
+                    hint=_("Merge what PEFT has put into it, then save and load it."),
+                )
             tensor.copy_(value)
 
 
@@ -161,10 +167,10 @@ def _refuse_without_weights(name: str, found: Model) -> None:
         if found.origin == "catalogue"
         else _("Donor {name} ({given}) has no weights beside its config.")
     )
-    raise UsageError(
-        text.format(name=name, given=found.given),
-        hint=_("Give a folder that holds the model; without weights a recipe can still be looked at (--dry-run)."),
-    )
+    hint = _("Give a folder that holds the model; without weights a recipe can still be looked at (--dry-run).")
+    if found.origin == "hub":
+        hint = _("Download the whole model first: hf download {given}.").format(given=found.given)
+    raise UsageError(text.format(name=name, given=found.given), hint=hint)
 
 
 def _load(name: str, found: Model, recipe: Recipe) -> PreTrainedModel:

@@ -36,7 +36,7 @@ _OF_THE_LOSS: Final = ("num_items_in_batch", "ignore_index", "shift_labels")
 
 
 class StitchedModel(_Pretrained, _Generating):  # type: ignore[misc]
-    """Built from its config alone, with fresh weights; `brim.stitching.assemble` builds it from donors."""
+    """Built from its config alone, with fresh weights; `brim.stitching.assembling` builds it from donors."""
 
     config_class = StitchedConfig
     base_model_prefix = ""
