@@ -79,6 +79,10 @@ if TYPE_CHECKING:
     from brim.step.checker import check_ledger as check_ledger
     from brim.step.ledger import read_ledger as read_ledger
     from brim.step.loop import Step as Step, Steps as Steps, steps as steps
+    from brim.stitching.assembling import stitch as stitch
+    from brim.stitching.front import StitchLLM as StitchLLM
+    from brim.stitching.model import StitchedModel as StitchedModel
+    from brim.stitching.recipe import Recipe as Recipe
     from brim.trainer.hf import BrimMixin as BrimMixin, BrimTrainer as BrimTrainer, attach as attach
     from brim.workload.cards import ModelCard as ModelCard, models as models
     from brim.workload.parameters import count_parameters as count_parameters
@@ -124,6 +128,10 @@ _HOMES = {
     "brim.step.checker": ("check_ledger",),
     "brim.step.ledger": ("read_ledger",),
     "brim.step.loop": ("Step", "Steps", "steps"),
+    "brim.stitching.assembling": ("stitch",),
+    "brim.stitching.front": ("StitchLLM",),
+    "brim.stitching.model": ("StitchedModel",),
+    "brim.stitching.recipe": ("Recipe",),
     "brim.trainer.hf": ("BrimMixin", "BrimTrainer", "attach"),
     "brim.workload.cards": ("ModelCard", "models"),
     "brim.workload.parameters": ("count_parameters",),

@@ -41,6 +41,14 @@ SURFACE = {
         "--micro-batch", "--nodes", "--objective", "--offload", "--optimizer", "--output", "--padded", "--precision", "--seq-len",
         "--sharding", "--target-len", "--task", "--time-limit", "--tokenizer", "--trust-remote-code", "--unpadded", "-h", "-o", "model",
     ],
+    "verify": [
+        "--attention", "--config", "--full", "--help", "--json", "--lang", "--output", "--precision", "--proofs", "--seed", "--seq-len",
+        "--shrunk", "--task", "--trust-remote-code", "-h", "-o", "model",
+    ],
+    "stitch": [
+        "--as-family", "--config", "--device", "--dry-run", "--force", "--gpu", "--help", "--json", "--lang", "--memory", "--micro-batch",
+        "--no-verify", "--output", "--seq-len", "--verify", "-h", "-o", "recipe",
+    ],
     "models": ["--config", "--help", "--json", "--lang", "--search", "--task", "--trust-remote-code", "-h", "name"],
 }  # fmt: skip
 DESIGNED = {

@@ -17,13 +17,15 @@ from brim.stitching.blueprint import Donor, draw, used_donors
 from brim.stitching.families import TOKEN_IDS
 from brim.stitching.model import StitchedModel, register
 from brim.stitching.parts import backbone, family_of_part
+from brim.stitching.reading import read_recipe
+from brim.stitching.recipe import Recipe
 from brim.workload.resolve import Model, find_model
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
 
     from brim.stitching.config import StitchedConfig
-    from brim.stitching.recipe import Recipe
 
 _ATTENTION: Final = {"flash2": "flash_attention_2"}
 
@@ -46,11 +48,17 @@ def assemble(recipe: Recipe, donors: Mapping[str, PreTrainedModel]) -> StitchedM
     return model
 
 
-def stitch(recipe: Recipe, *, with_weights: bool = True, device: str = "cpu") -> StitchedModel:
+def stitch(
+    recipe: Recipe | Mapping[str, Any] | str | os.PathLike[str], *, with_weights: bool = True, device: str = "cpu"
+) -> StitchedModel:
     """Find the donors, check the recipe, and stitch them, one donor in memory at a time.
+
+    The recipe is one that was read, the name of its YAML file, or a mapping with the same keys.
 
     Without weights it is built on fresh ones, and on the device `meta` on no memory at all.
     """
+    if not isinstance(recipe, Recipe):
+        recipe = read_recipe(recipe)
     used = used_donors(recipe)
     found = {name: find_model(recipe.donors[name]) for name in used}
     config = draw(recipe, {name: _donor(name, found[name]) for name in used})
