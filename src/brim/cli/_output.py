@@ -51,6 +51,23 @@ def working(text: str) -> Iterator[None]:
         sys.stderr.flush()
 
 
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Libraries greet on stdout, which is for the answer, and draw bars, which are for terminals."""
+    with contextlib.redirect_stdout(sys.stderr):
+        from transformers.utils import logging
+
+        said: Any = logging
+        had_bars = said.is_progress_bar_enabled()
+        if not sys.stderr.isatty():
+            said.disable_progress_bar()
+        try:
+            yield
+        finally:
+            if had_bars:
+                said.enable_progress_bar()
+
+
 def show(*renderables: RenderableType) -> None:
     """Tables and text on stdout."""
     from rich.console import Console

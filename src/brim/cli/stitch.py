@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from brim.cli._command import option, verb
-from brim.cli._output import note, print_json, working
+from brim.cli._output import note, print_json, quiet_libraries, working
 from brim.cli._step_options import DEVICE_OPTIONS, with_options
 from brim.errors import EXIT_FAILED, EXIT_OK, UsageError
 from brim.locale import N_, _
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from brim.records import Estimate, Verification
     from brim.stitching.model import StitchedModel
     from brim.stitching.recipe import Recipe
@@ -103,7 +99,7 @@ def _look(recipe: Recipe, options: dict[str, Any], *, as_family: bool, as_json: 
     from brim.cli._stitch_view import facts_of, show_estimates, show_facts
     from brim.stitching.assembling import stitch
 
-    with _quiet(), working(_("Building {name} without weights ...").format(name=recipe.name)):
+    with quiet_libraries(), working(_("Building {name} without weights ...").format(name=recipe.name)):
         model = stitch(recipe, with_weights=False, device="meta")
         facts = facts_of(model, recipe, _export(model) if as_family else None)
         estimates = _estimate(model, recipe, options)
@@ -138,7 +134,7 @@ def _make(recipe: Recipe, output: str, *, as_family: bool, is_proven: bool, forc
     from brim.stitching.writing import check_place, write
 
     check_place(output, recipe, replaces=force)
-    with _quiet():
+    with quiet_libraries():
         model, made = _stitched(recipe, as_family=as_family)
         facts = facts_of(model, recipe, made if as_family else None)
         folder = write(made, output, recipe, replaces=force)
@@ -164,23 +160,6 @@ def _stitched(recipe: Recipe, *, as_family: bool) -> tuple[StitchedModel, Any]:
     note(_("Stitching {name} ...").format(name=recipe.name))
     model = stitch(recipe)
     return model, _export(model) if as_family else model
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Libraries greet on stdout, which is for the answer, and draw bars, which are for terminals."""
-    with contextlib.redirect_stdout(sys.stderr):
-        from transformers.utils import logging
-
-        said: Any = logging
-        had_bars = said.is_progress_bar_enabled()
-        if not sys.stderr.isatty():
-            said.disable_progress_bar()
-        try:
-            yield
-        finally:
-            if had_bars:
-                said.enable_progress_bar()
 
 
 def _export(model: StitchedModel) -> Any:

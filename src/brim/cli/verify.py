@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from brim.cli._command import option, verb
-from brim.cli._output import note, print_json, working
+from brim.cli._output import note, print_json, quiet_libraries, working
 from brim.cli._step_options import Words
 from brim.errors import UsageError
 from brim.locale import N_, _
@@ -64,7 +64,7 @@ def command(
 
     options["size"] = "full" if full else "shrunk" if shrunk else "auto"
     options["length"] = seq_len or LENGTH
-    with working(_("Verifying {model} ...").format(model=model)):
+    with quiet_libraries(), working(_("Verifying {model} ...").format(model=model)):
         found = verify(model, **options)
     _give(found, output, as_json=as_json)
     ctx.exit(0 if found.is_proven else 1)

@@ -152,8 +152,16 @@ def _classes(subject: Subject) -> int:
 
 
 def _gradient(subject: Subject, parameters: list[torch.nn.Parameter], batch: dict[str, Any]) -> torch.Tensor:
-    loss = subject.loss(batch)
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    """By `backward`, which reentrant checkpointing needs; gradients that were there are put back."""
+    kept = [parameter.grad for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.grad = None
+        subject.loss(batch).backward()  # type: ignore[no-untyped-call]
+        gradients = [parameter.grad for parameter in parameters]
+    finally:
+        for parameter, gradient in zip(parameters, kept, strict=True):
+            parameter.grad = gradient
     flat = [
         (torch.zeros_like(p) if g is None else g).detach().float().flatten() for p, g in zip(parameters, gradients, strict=True)
     ]

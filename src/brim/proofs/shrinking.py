@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from brim.locale import _
+from brim.proofs.shrinking_parts import has_parts, shrink_parts
 from brim.proofs.shrinking_rules import (
     DEPTHS,
     EXPERT_COUNTS,
@@ -51,6 +52,8 @@ class Shrunk:
 
 def shrink(config: Mapping[str, Any]) -> Shrunk:
     """The same architecture with few narrow layers and a small vocabulary."""
+    if has_parts(config):
+        return Shrunk(*shrink_parts(config, shrink))
     given = copy.deepcopy(dict(config))
     facts = _facts(given)
     changes = _changes(facts)
