@@ -34,29 +34,30 @@ BART = {
 MIXTRAL = {"model_type": "mixtral", **GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}
 QWEN3 = {"model_type": "qwen3", **GROUPED, "head_dim": 16}
 
+SLOW = pytest.mark.slow
 CASES: list[Any] = [
     pytest.param(LLAMA, GPU, {"precision": "bf16"}, id="llama"),
-    pytest.param(LLAMA, GPU, {"precision": "bf16", "padded": False, "checkpointing": "full"}, id="llama, flash, checkpointed"),
-    pytest.param(LLAMA, GPU, {"precision": "amp-bf16", "accumulation": 4}, id="llama, autocast, accumulated"),
+    pytest.param(LLAMA, GPU, {"precision": "bf16", "padded": False, "checkpointing": "full"}, id="llama, flash, checkpointed", marks=SLOW),
+    pytest.param(LLAMA, GPU, {"precision": "amp-bf16", "accumulation": 4}, id="llama, autocast, accumulated", marks=SLOW),
     pytest.param(LLAMA, GPU, {"precision": "bf16", "optimizer": "adamw-8bit", "method": "qlora"}, id="llama, QLoRA"),
-    pytest.param(LLAMA, GPU, {"task": "classification", "optimizer": "adafactor"}, id="llama classifier, Adafactor"),
-    pytest.param(LLAMA, GPU, {"evaluation_batch": 3}, id="llama, evaluated"),
+    pytest.param(LLAMA, GPU, {"task": "classification", "optimizer": "adafactor"}, id="llama classifier, Adafactor", marks=SLOW),
+    pytest.param(LLAMA, GPU, {"evaluation_batch": 3}, id="llama, evaluated", marks=SLOW),
     pytest.param(LLAMA, CPU, {"optimizer": "sgd"}, id="llama on the CPU"),
-    pytest.param(QWEN3, GPU, {"method": "lora", "lora_targets": ("q_proj",), "checkpointing": "full"}, id="qwen3, LoRA"),
+    pytest.param(QWEN3, GPU, {"method": "lora", "lora_targets": ("q_proj",), "checkpointing": "full"}, id="qwen3, LoRA", marks=SLOW),
     pytest.param({"model_type": "gemma2", **WINDOWED}, GPU, {"attention": "eager"}, id="gemma2"),
-    pytest.param({"model_type": "gemma3_text", **WINDOWED}, GPU, {"padded": False, "precision": "bf16"}, id="gemma3"),
+    pytest.param({"model_type": "gemma3_text", **WINDOWED}, GPU, {"padded": False, "precision": "bf16"}, id="gemma3", marks=SLOW),
     pytest.param({"model_type": "phi3", **GROUPED, "pad_token_id": 0}, GPU, {"precision": "bf16"}, id="phi3"),
     pytest.param(GPT2, GPU, {"optimizer": "sgd-momentum"}, id="gpt2"),
     pytest.param(
-        {"model_type": "opt", **COMMON, "ffn_dim": 96, "word_embed_proj_dim": 64, "max_position_embeddings": 4096}, GPU, {}, id="opt"
+        {"model_type": "opt", **COMMON, "ffn_dim": 96, "word_embed_proj_dim": 64, "max_position_embeddings": 4096}, GPU, {}, id="opt", marks=SLOW
     ),
     pytest.param({"model_type": "bloom", "hidden_size": 64, "n_layer": 6, "n_head": 4, "vocab_size": 211}, GPU, {"attention": "eager"}, id="bloom"),
-    pytest.param({"model_type": "falcon", **COMMON}, GPU, {"precision": "bf16"}, id="falcon"),
-    pytest.param(MIXTRAL, GPU, {"precision": "bf16"}, id="mixtral"),
+    pytest.param({"model_type": "falcon", **COMMON}, GPU, {"precision": "bf16"}, id="falcon", marks=SLOW),
+    pytest.param(MIXTRAL, GPU, {"precision": "bf16"}, id="mixtral", marks=SLOW),
     pytest.param(T5, GPU, {"task": "seq2seq"}, id="t5"),
-    pytest.param(T5, GPU, {"task": "seq2seq", "target_length": 64, "checkpointing": "full"}, id="t5, short targets"),
-    pytest.param(BART, GPU, {"task": "seq2seq"}, id="bart"),
-    pytest.param({"model_type": "bert", **COMMON, "max_position_embeddings": 4096}, GPU, {"task": "classification"}, id="bert"),
+    pytest.param(T5, GPU, {"task": "seq2seq", "target_length": 64, "checkpointing": "full"}, id="t5, short targets", marks=SLOW),
+    pytest.param(BART, GPU, {"task": "seq2seq"}, id="bart", marks=SLOW),
+    pytest.param({"model_type": "bert", **COMMON, "max_position_embeddings": 4096}, GPU, {"task": "classification"}, id="bert", marks=SLOW),
 ]  # fmt: skip
 
 

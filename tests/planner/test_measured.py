@@ -162,6 +162,7 @@ def test_gradients_are_added_where_the_probe_had_none_beside_it(tiny: str) -> No
     assert option.device_bytes(several) >= option.device_bytes(single) + option.gradient_bytes
 
 
+@pytest.mark.slow
 def test_a_size_that_ran_as_the_only_one_of_its_step_proves_that_cut_and_no_other(tiny: str) -> None:
     taken = predicted(tiny, 8, 1)
     # Alone, 8 fit to the byte: beside the gradients of another micro-batch they do not.

@@ -120,6 +120,7 @@ def test_the_recipe_varies_only_where_that_is_allowed(tiny: str) -> None:
     assert len({option.settings.optimizer for option in free.options}) > 2
 
 
+@pytest.mark.slow
 def test_offload_is_tried_only_within_the_host_memory(tiny: str) -> None:
     def offloads(host: str) -> set[str]:
         pins: dict[str, Any] = {"attention": "sdpa", "precision": "amp-bf16", "checkpointing": "none"}

@@ -333,7 +333,9 @@ def server() -> Iterator[ForkServer]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA limits allocations on Linux only")
-@pytest.mark.parametrize("memory", [64 * MIB, 150 * MIB], ids=["64MiB", "150MiB"])
+@pytest.mark.parametrize(
+    "memory", [pytest.param(64 * MIB, id="64MiB"), pytest.param(150 * MIB, id="150MiB", marks=pytest.mark.slow)]
+)
 def test_with_real_memory_the_next_larger_size_does_not_fit(server: ForkServer, memory: int) -> None:
     preload = ("torch._dynamo", "tests.prober.test_executable")
     answer = server.run(find_for_real, memory_bytes=memory, preload=preload, timeout_seconds=120).unwrap()

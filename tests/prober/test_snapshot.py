@@ -359,7 +359,7 @@ def run_out_in_the_optimizer(foreach: bool) -> dict[str, Any]:
 
 
 @on_linux
-@pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "loop"])
+@pytest.mark.parametrize("foreach", [pytest.param(True, id="foreach"), pytest.param(False, id="loop", marks=pytest.mark.slow)])
 def test_memory_that_really_runs_out_in_the_optimizers_step_costs_nothing(server: ForkServer, foreach: bool) -> None:
     found = in_child(server, run_out_in_the_optimizer, foreach, memory_bytes=310 * MIB)
     assert "can't allocate memory" in found["said"]
