@@ -12,13 +12,16 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
+from brim.errors import UsageError
 from brim.proofs.verify import verify as really_verify
 from brim.stitching import proving
 from brim.stitching.assembling import stitch
 from brim.stitching.model import StitchedModel
 from brim.stitching.reading import read_recipe
+from brim.stitching.writing import check_place, write as write_model
 from tests.conftest import Cli
 from tests.stitching.small import fresh_donor, tokens
 
@@ -205,15 +208,61 @@ def test_what_was_asked_for_must_make_sense(cli: Cli, folder: Path) -> None:
 def test_force_replaces_a_model_and_leaves_nothing_beside_it(cli: Cli, folder: Path) -> None:
     new = folder / "new"
     assert cli("stitch", write(folder, TWO), "-o", str(new), "--no-verify").code == 0
-    (new / "extra.txt").write_text("of the old one")
     before = sorted(folder.iterdir())
     assert cli("stitch", write(folder, SAME), "-o", str(new), "--no-verify", "--force").code == 0
     assert json.loads((new / "config.json").read_text())["num_hidden_layers"] == 4
-    assert not (new / "extra.txt").exists()
     assert sorted(folder.iterdir()) == before
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "interrupted"])
+@pytest.mark.parametrize("name", ["notes.txt", "recipe.yaml", "checkpoint-3", ".git", "training_args.bin"])
+def test_force_deletes_nothing_that_is_no_part_of_a_model(folder: Path, name: str) -> None:
+    recipe = read_recipe(write(folder, SAME))
+    new = folder / "new"
+    fresh_donor("llama").save_pretrained(new)
+    check_place(str(new), recipe, replaces=True)
+    (new / name).mkdir() if "." not in name[1:] else (new / name).write_text("mine")
+    with pytest.raises(UsageError, match=f"holds {name}, which is no part of a model"):
+        check_place(str(new), recipe, replaces=True)
+    with pytest.raises(UsageError, match=f"holds {name}, which is no part of a model"):
+        write_model(None, str(new), recipe, replaces=True)
+
+
+def test_force_takes_a_config_of_something_else_for_no_model(folder: Path) -> None:
+    recipe = read_recipe(write(folder, SAME))
+    for name, config in (("web", '{"port": 80}'), ("list", "[]"), ("broken", "{"), ("bare", '{"model_type": "llama"}')):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(config)
+        with pytest.raises(UsageError, match="is not a model, and brim does not delete it"):
+            check_place(str(folder / name), recipe, replaces=True)
+
+
+@pytest.mark.parametrize("moment", ["old", "new"])
+def test_an_interrupt_between_two_moves_loses_no_model(folder: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    recipe, new = read_recipe(write(folder, SAME)), folder / "new"
+    model = fresh_donor("llama")
+    model.save_pretrained(new)
+    entries = sorted(folder.iterdir())
+    really = Path.rename
+
+    def interrupted(self: Path, target: Path) -> Path:
+        moved = really(self, target)
+        if moment in {target.name, self.name} and self.parent != target.parent:
+            monkeypatch.setattr(Path, "rename", really)
+            raise KeyboardInterrupt
+        return moved
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_model(model, str(new), recipe, replaces=True)
+    assert sorted(folder.iterdir()) == entries
+    assert (new / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(28, "No space left on device"), SafetensorError("I/O error: No space left on device"), KeyboardInterrupt()],
+    ids=["full", "full for safetensors", "interrupted"],
+)
 @pytest.mark.parametrize("was_there", [False, True], ids=["new", "old"])
 def test_a_write_that_fails_leaves_what_was(
     cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, was_there: bool

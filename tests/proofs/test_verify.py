@@ -110,7 +110,7 @@ def test_only_the_proofs_that_are_asked_for() -> None:
         ({"precision": "int3"}, "precision='int3' is not known"),
         ({"attention": "fast"}, "attention='fast' is not known"),
         ({"proofs": ("spelling",)}, "no proof 'spelling'"),
-        ({"length": 3}, "12 tokens at least"),
+        ({"length": 3}, "12 to 4096 tokens"),
         ({"task": "poetry"}, "task='poetry' is not known"),
         ({"size": "shrunk"}, "cannot be shrunk"),
     ],

@@ -166,6 +166,23 @@ def test_without_a_supervised_token_there_is_nothing_to_ask() -> None:
     assert asked(Own(summed), data) == "next-token"
 
 
+def test_rows_of_one_token_teach_a_causal_model_nothing_and_break_nothing(tmp_path: Path) -> None:
+    single = [{"input_ids": [5], "labels": [5]} for _row in range(4)]
+    assert asked(toys.model(), [*single, *toys.data(4)]) == "next-token"
+    assert asked(toys.model(), single) == "next-token"
+    norms = {}
+    for name, rows in (("with", [*single, *toys.data(4)]), ("without", toys.data(4))):
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path / name), use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no", max_steps=1,
+            per_device_train_batch_size=1, gradient_accumulation_steps=len(rows), dataloader_pin_memory=False,
+        )  # fmt: skip
+        trainer = Trainer(toys.model(), arguments, train_dataset=rows, data_collator=toys.collate)
+        attach(trainer, budget=Budget.sequences(1)).train()
+        (entry,) = read_ledger(tmp_path / name / "ledger.jsonl").steps
+        norms[name] = entry.grad_norm
+    assert norms["with"] == pytest.approx(norms["without"], rel=1e-5)
+
+
 @pytest.mark.parametrize("loss", [mean, mean_of_row_means])
 def test_a_mean_behind_keywords_has_the_same_gradient_in_every_cut(loss: Loss, tmp_path: Path) -> None:
     """Such a model takes `**kwargs`, so the Trainer believes that it divides by the items of all micro-batches; it does not."""

@@ -16,7 +16,8 @@ import torch
 from brim.errors import BrimError
 from brim.locale import _
 from brim.proofs import signatures
-from brim.proofs.comparing import Failed, attempt, is_repeatable, training
+from brim.proofs.comparing import Failed, attempt, is_repeatable
+from brim.proofs.modes import training
 from brim.proofs.rows import items_of, labelled
 from brim.proofs.signatures import Cause
 from brim.proofs.verdicts import could_not_run, failed, not_applicable, passed
@@ -62,18 +63,21 @@ def prove_accumulation(subject: Subject, repeats: Repeats, batch_cause: Cause | 
     measure = _("how far the gradient of the slices is off, as a share of its norm")
     if repeats.cause is not None and repeats.cause.signature == "dropout-on":
         return failed(subject, "accumulation", tested, repeats.cause, measure=measure)
-    with _quiet(subject):
+    with torch.inference_mode(False), torch.enable_grad(), training(subject.model):
+        remark = _noise(subject)
+        if remark:
+            subject.model.eval()
         try:
             told, untold = _agreements(subject, parameters)
         except BrimError:
             raise
-        except Exception as error:  # noqa: BLE001 (the model is anybody's code)
-            return _raised(subject, tested, measure, Failed(error), batch_cause)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (the model is anybody's code)
+            return _raised(subject, tested, measure, Failed(error, tuple(subject.sights)), batch_cause)
     tolerance = _TOLERANCE[subject.precision]
     worst = max([*told.values(), *untold.values()], key=lambda each: each.miss)
     numbers = {"cosine": _finite(worst.cosine), "norm_ratio": _finite(worst.ratio), "measure": measure}
     if worst.miss <= tolerance:
-        return passed(subject, "accumulation", tested, worst.miss, tolerance, **numbers)
+        return passed(subject, "accumulation", tested, worst.miss, tolerance, diagnosis=remark, **numbers)
     if _is_only_told_wrong(subject, told, untold, tolerance):
         rest = max(untold.values(), key=lambda each: each.miss)
         numbers |= {"cosine": _finite(rest.cosine), "norm_ratio": _finite(rest.ratio), "diagnosis": _trainer_only()}
@@ -82,19 +86,17 @@ def prove_accumulation(subject: Subject, repeats: Repeats, batch_cause: Cause | 
     return failed(subject, "accumulation", tested, cause, _finite(worst.miss), tolerance, **numbers)
 
 
-def _quiet(subject: Subject) -> Any:
-    """Training mode without dropout; evaluation mode where some dropout cannot be reached."""
-    from contextlib import ExitStack
-
-    stack = ExitStack()
-    stack.enter_context(training(subject))
-    batch = labelled(subject, list(subject.ids(1, subject.length)), [1], 2)
-    asked = {name: value for name, value in batch.items() if name != "labels"}
+def _noise(subject: Subject) -> str:
+    """Why the gradients are those of evaluation mode; empty if they are not."""
+    ids = subject.ids(1, subject.length)
+    asked: dict[str, Any] = {"input_ids": ids, **subject.required(ids)}
     if subject.kind == "seq2seq":
-        asked["decoder_input_ids"] = asked["input_ids"]
-    if isinstance(attempt(subject, asked), Failed) or not is_repeatable(subject, asked):
-        subject.model.eval()
-    return stack
+        asked["decoder_input_ids"] = ids
+    return (
+        ""
+        if is_repeatable(subject, asked)
+        else _("Tested in evaluation mode: in training mode it has noise that cannot be switched off.")
+    )
 
 
 Table = dict[tuple[str, int], Agreement]
@@ -118,7 +120,8 @@ def _agreements(subject: Subject, parameters: list[torch.nn.Parameter]) -> tuple
             ]
             untold[evenness, size] = _agreement(weighed, wanted, len(parts), items)
             if subject.takes_items and subject.has_loss:
-                number = torch.tensor(items, device=subject.device)
+                # The trainer tells it as a number or as a tensor, by its version.
+                number = items if evenness == "even" else torch.tensor(items, device=subject.device)
                 sums = [_gradient(subject, parameters, {**part, "num_items_in_batch": number}) for part in parts]
                 told[evenness, size] = _agreement(sums, wanted, len(parts), items)
     return told, untold
@@ -143,9 +146,10 @@ def _classes(subject: Subject) -> int:
         return int(getattr(subject.config, "num_labels", None) or 2)
     from brim.proofs.subject import logits_of
 
-    asked: dict[str, Any] = {"input_ids": subject.ids(1, 4)}
+    ids = subject.ids(1, 4)
+    asked: dict[str, Any] = {"input_ids": ids, **subject.required(ids)}
     if subject.kind == "seq2seq":
-        asked["decoder_input_ids"] = asked["input_ids"]
+        asked["decoder_input_ids"] = ids
     with torch.no_grad():
         found = attempt(subject, asked)
     return subject.vocabulary if isinstance(found, Failed) else max(2, min(subject.vocabulary, int(logits_of(found).shape[-1])))
@@ -172,6 +176,8 @@ def _agreement(parts: list[torch.Tensor], wanted: torch.Tensor, slices: int, ite
     found = torch.stack(parts).sum(dim=0).double()
     whole = wanted.double()
     norms = float(found.norm()), float(whole.norm())
+    if not all(map(math.isfinite, norms)):
+        return Agreement(slices, math.nan, math.nan, items)
     if not norms[1]:
         return Agreement(slices, 1.0 if not norms[0] else 0.0, 1.0 if not norms[0] else math.inf, items)
     cosine = float(found @ whole) / max(norms[0] * norms[1], 1e-300)
@@ -235,9 +241,6 @@ def _trainer_only() -> str:
 def _raised(subject: Subject, tested: str, measure: str, failure: Failed, batch_cause: Cause | None) -> Proof:
     if batch_cause is not None:
         return failed(subject, "accumulation", tested, batch_cause, measure=measure)
-    known = signatures.of_masks([sight for sight in subject.sights if sight.is_2d])
-    if known is not None:
-        return failed(subject, "accumulation", tested, known, measure=measure)
     return could_not_run(subject, "accumulation", failure)
 
 

@@ -11,10 +11,11 @@ from torch import nn
 
 from brim.locale import _
 from brim.proofs import signatures
-from brim.proofs.comparing import Failed, attempt, change, is_repeatable, tolerance_of, training
+from brim.proofs.comparing import Failed, attempt, change, is_repeatable, tolerance_of
+from brim.proofs.modes import training
 from brim.proofs.rows import together
 from brim.proofs.signatures import Cause
-from brim.proofs.verdicts import could_not_run, failed, passed
+from brim.proofs.verdicts import could_not_run, failed, known_cause, passed
 
 if TYPE_CHECKING:
     from brim.proofs.subject import Subject
@@ -39,7 +40,7 @@ def check_repeats(subject: Subject) -> Repeats:
     second = attempt(subject, batch)
     if isinstance(first, Failed):
         return Repeats(None)
-    if isinstance(second, Failed) or first.shape != second.shape or change(second, first) > 1e-6:
+    if isinstance(second, Failed) or first.shape != second.shape or change(subject, second, first) > 1e-6:
         return Repeats(signatures.state_kept(_what_changed(before, _attributes(subject.model))))
     return Repeats(None if is_repeatable(subject, batch) else signatures.dropout_on())
 
@@ -51,10 +52,14 @@ def prove_batch(subject: Subject, repeats: Repeats) -> Proof:
         return failed(subject, "batch", tested, repeats.cause)
     tolerance = 0.0
     worst = 0.0
+    remark = ""
     for in_training in (False, True):
-        with training(subject) if in_training else nullcontext():
+        with training(subject.model) if in_training else nullcontext():
             for masked in masks(subject):
                 found = _compare(subject, masked=masked, in_training=in_training)
+                if found is None:
+                    remark = _("In training mode it was not tested: it has noise there that cannot be switched off.")
+                    continue
                 if isinstance(found, Failed):
                     if _is_optional(subject, masked):
                         continue
@@ -65,7 +70,7 @@ def prove_batch(subject: Subject, repeats: Repeats) -> Proof:
                 worst = max(worst, found)
                 if found > tolerance:
                     return failed(subject, "batch", tested, _why(subject, masked, in_training, tolerance), found, tolerance)
-    return passed(subject, "batch", tested, worst, tolerance)
+    return passed(subject, "batch", tested, worst, tolerance, diagnosis=remark)
 
 
 def masks(subject: Subject) -> tuple[bool, ...]:
@@ -88,16 +93,19 @@ def _is_optional(subject: Subject, masked: bool) -> bool:
     return not masked and subject.takes("attention_mask")
 
 
-def _compare(subject: Subject, *, masked: bool, in_training: bool) -> float | Cause | Failed:
-    """The largest change; a cause, if batches die where single rows do not; how it failed, if single rows do."""
-    if in_training and not is_repeatable(subject, inputs(subject, subject.ids(1, subject.length), masked=masked)):
-        return 0.0  # dropout that no setting reaches is right in training
+def _compare(subject: Subject, *, masked: bool, in_training: bool) -> float | Cause | Failed | None:
+    """The largest change; a cause, if batches die where single rows do not; how it failed, if single rows do.
+
+    None: in training mode it cannot be told, for noise of its own that nothing switches off is right there.
+    """
+    if in_training and (stop := _noise(subject, masked)) is not _QUIET:
+        return stop
     sizes = _SIZES[:1] if in_training else _SIZES
     ids = subject.ids(max(sizes), subject.length)
     alone = [attempt(subject, inputs(subject, row[None], masked=masked)) for row in ids]
     broken = next((each for each in alone if isinstance(each, Failed)), None)
     if broken is not None:
-        return signatures.of_hidden_states(subject.sights, 1, subject.length) or broken
+        return broken
     if (shape := _wrong_shape(subject, alone[0], ids[:1])) is not None:
         return shape
     worst = 0.0
@@ -108,8 +116,28 @@ def _compare(subject: Subject, *, masked: bool, in_training: bool) -> float | Ca
         if (shape := _wrong_shape(subject, both, ids[:size])) is not None:
             return shape
         wanted = torch.cat([each for each in alone[:size] if isinstance(each, torch.Tensor)])
-        worst = max(worst, change(both, wanted))
+        worst = max(worst, change(subject, both, wanted))
     return worst
+
+
+_QUIET = Failed(RuntimeError())
+
+
+def _noise(subject: Subject, masked: bool) -> Cause | Failed | None:
+    """Why rows cannot be compared in training mode."""
+    batch = inputs(subject, subject.ids(1, subject.length), masked=masked)
+    if is_repeatable(subject, batch):
+        return _QUIET
+    result = attempt(subject, batch)
+    if isinstance(result, Failed):
+        return Cause(
+            None,
+            _("It runs in evaluation mode and dies in training mode: {why}").format(why=result.words),
+            _("Look for what self.training switches on."),
+        )
+    if bool(result.isnan().any()):
+        return Cause(None, _("In training mode its logits are not numbers."), _("Look for what self.training switches on."))
+    return None
 
 
 def _wrong_shape(subject: Subject, logits: torch.Tensor | Failed, ids: torch.Tensor) -> Cause | None:
@@ -125,8 +153,7 @@ def _wrong_shape(subject: Subject, logits: torch.Tensor | Failed, ids: torch.Ten
 
 def _died(subject: Subject, failure: Failed, size: int) -> Cause:
     """It runs with one row, and not with more."""
-    known = signatures.of_masks([sight for sight in subject.sights if sight.is_2d])
-    known = known or signatures.of_hidden_states(subject.sights, size, subject.length)
+    known = known_cause(subject, failure, rows=size)
     said = _("It runs with one row and dies with {size}: {why}").format(size=size, why=failure.words)
     if known is not None:
         return Cause(known.signature, f"{known.diagnosis} {said}", known.mend)
@@ -142,7 +169,7 @@ def _died(subject: Subject, failure: Failed, size: int) -> Cause:
 def _why(subject: Subject, masked: bool, in_training: bool, tolerance: float) -> Cause:
     """Which rows change which: three rows, and each of them exchanged in turn."""
     ids = subject.ids(3, subject.length)
-    with training(subject) if in_training else nullcontext():
+    with training(subject.model) if in_training else nullcontext():
         before = attempt(subject, inputs(subject, ids, masked=masked))
         touched = []
         for place in range(3):
@@ -151,7 +178,7 @@ def _why(subject: Subject, masked: bool, in_training: bool, tolerance: float) ->
             after = attempt(subject, inputs(subject, other, masked=masked))
             if isinstance(before, Failed) or isinstance(after, Failed):
                 continue
-            touched += [(row, place) for row in range(3) if row != place and change(after[row], before[row]) > tolerance]
+            touched += [(row, place) for row in range(3) if row != place and change(subject, after[row], before[row]) > tolerance]
     if touched and all(by == 0 for _row, by in touched):
         return signatures.row_zero(_("Row 0 changes all other rows, and none of them changes it."))
     names = [name for name, module in subject.model.named_modules() if "BatchNorm" in type(module).__name__]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -41,7 +42,14 @@ def obtain(
     given: Any, *, size: Size = "auto", task: Kind | None = None, trust_remote_code: bool = False, seed: int = 0
 ) -> Obtained:
     """A module as it is; a name as `find_model` knows it, or the folder of a PEFT adapter."""
+    if not isinstance(given, (torch.nn.Module, str, os.PathLike)):
+        raise UsageError(_("A model or its name is needed, and {kind} is neither.").format(kind=type(given).__name__))
     if isinstance(given, torch.nn.Module):
+        if any(parameter.is_meta for parameter in given.parameters()):
+            raise UnsupportedError(
+                _("This model has no weights (it is on the device meta): nothing of it can be run."),
+                hint=_("Give its config or its name: fresh weights are drawn then."),
+            )
         if size == "shrunk":
             raise UsageError(_("A module that exists already cannot be shrunk: give its config, its folder or its name."))
         return Obtained(given, type(given).__name__, "own")
@@ -87,7 +95,8 @@ def _of_model(model: Model, size: Size, seed: int) -> Obtained:
         return Obtained(model.build("cpu"), model.name, "own")
     parameters = model.parameters()
     if model.has_weights and (size == "full" or (size == "auto" and parameters <= _LARGEST_LOADED)):
-        return Obtained(load(model), model.name, "own")
+        loaded, notes = load(model)
+        return Obtained(loaded, model.name, "own", notes=notes)
     shrunk = None
     assert model.config is not None
     if size == "shrunk" or (size == "auto" and parameters > _LARGEST_FRESH):
@@ -109,8 +118,8 @@ def _with_padding(model: Model) -> Model:
     return dataclasses.replace(model, config=config)
 
 
-def load(model: Model) -> nn.Module:
-    """A model of a folder with its own weights, in float32."""
+def load(model: Model) -> tuple[nn.Module, tuple[str, ...]]:
+    """A model of a folder with its own weights, in float32, and what is to be said of them."""
     import transformers
 
     assert model.folder is not None
@@ -120,11 +129,19 @@ def load(model: Model) -> nn.Module:
     automatic: Any = named if named is not None else transformers.AutoModelForCausalLM
     try:
         extra = {} if named is not None else {"trust_remote_code": model.trust_remote_code}
-        loaded: nn.Module = automatic.from_pretrained(model.folder, config=config, dtype=torch.float32, **extra)
+        loaded, info = automatic.from_pretrained(
+            model.folder, config=config, dtype=torch.float32, output_loading_info=True, **extra
+        )
     except Exception as error:
         text = _("{name} cannot be loaded: {why}")
         raise RunError(text.format(name=model.given, why=" ".join(str(error).split())[:400])) from error
-    return loaded.eval()
+    missing = sorted(info.get("missing_keys", ()))
+    notes: tuple[str, ...] = ()
+    if missing:
+        text = _("{count} tensors are not in the folder and were drawn at random: {names}.")
+        notes = (text.format(count=len(missing), names=", ".join(missing[:3])),)
+    built: nn.Module = loaded.eval()
+    return built, notes
 
 
 def _with_adapter(folder: Path, size: Size, trust_remote_code: bool, seed: int) -> Obtained:

@@ -60,6 +60,8 @@ def labelled(subject: Subject, rows: Sequence[torch.Tensor], prompts: Iterable[i
     if subject.kind == "classification":
         whole = torch.stack([row.sum() for row in rows])
         batch["labels"] = whole % classes if classes > 1 else whole.float() / subject.vocabulary
+        if getattr(subject.config, "problem_type", None) == "multi_label_classification":
+            batch["labels"] = torch.nn.functional.one_hot(whole % classes, classes).float()
         return batch
     labels = torch.full_like(batch["input_ids"], IGNORED)
     for place, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):

@@ -99,7 +99,7 @@ def of_hidden_states(sights: Sequence[Sight], batch: int, tokens: int) -> Cause 
             continue
         if (len(shape) == 2 and shape[0] == tokens) or (len(shape) == 3 and shape[0] == 1 and batch > 1):
             return row_zero(
-                _("{module} ({kind}) was handed {shape} for {batch} rows of {tokens} tokens.").format(
+                _("{module} ({kind}) was handed {shape} for a batch of {batch} with {tokens} tokens.").format(
                     module=sight.module, kind=sight.kind, shape=shape_words(shape), batch=batch, tokens=tokens
                 )
             )

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import nn
@@ -27,8 +27,12 @@ if TYPE_CHECKING:
 Kind = Literal["causal-lm", "masked-lm", "seq2seq", "classification"]
 Batch = Mapping[str, Any]
 
+_OF_MODELS = frozenset({"input_ids", "attention_mask", "labels"})
+_LABELS = ("labels", "targets", "target")
 IGNORED = -100
 LENGTH = 24
+LEAST, MOST = 12, 4096
+"""Tokens of a row: usual, fewest, most."""
 _HALVES = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 _LARGEST_COPY = 300_000_000
 """Parameters of a model that may be copied for every call."""
@@ -52,7 +56,7 @@ class Signature:
         named = [each for each in parameters if each.kind in {kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY}]
         is_open = any(each.kind is kinds.VAR_KEYWORD for each in parameters)
         if not named:
-            behind = next((child for child in model.children() if hasattr(child, "config")), None)
+            behind = next((child for child in inner_model(model).children() if cls.of(child).names & _OF_MODELS), None)
             if behind is not None:
                 return cls.of(behind)
         return cls(
@@ -83,7 +87,9 @@ class Subject:
         self.kind: Kind = kind or kind_of(model)
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.config = getattr(inner_model(model), "config", None)
-        self.length = min(length, int(getattr(self.config, "max_position_embeddings", None) or length))
+        self.length = self._length(length)
+        self.is_brief = False
+        """Whether fewer cases will do: what was proven in evaluation mode is proven again in training mode."""
         self.is_stateful = False
         """Whether a call changes the next one. Then every call gets a copy that has not been called."""
         self.sights: list[Sight] = []
@@ -91,6 +97,14 @@ class Subject:
         self.vocabulary = self._vocabulary(tokenizer)
         self.pad = self._pad(tokenizer)
         self._plain = self._plain_ids(tokenizer)
+        self.label_name = next((name for name in _LABELS if self.takes(name)), None)
+        """What forward calls the labels; None if it takes none."""
+        self.reads_all_with_labels = False
+        """Whether logits of all tokens come only with labels."""
+        self.virtual_tokens = self._virtual_tokens()
+        """Of prompt tuning: logits of tokens that are not ours stand before."""
+        self.spread = 1.0
+        """Standard deviation of a logit from token to token: the unit of all differences."""
 
     @property
     def is_of_transformers(self) -> bool:
@@ -114,14 +128,55 @@ class Subject:
         said = getattr(inner, "accepts_loss_kwargs", None)
         if said is not None:
             return bool(said)
-        return self.takes("num_items_in_batch") or (self.signature.is_open and self.takes("labels"))
+        return self.takes("num_items_in_batch") or (self.signature.is_open and self.has_loss)
+
+    def settle(self) -> None:
+        """What only a call can tell: whether labels are taken by `**kwargs`, and whether logits of all tokens need them."""
+        ids = self.ids(1, self.length)
+        labelled = {"input_ids": ids, **self.required(ids), "labels": ids}
+        if self.label_name is None and self.signature.is_open and self._has_loss_with(labelled):
+            self.label_name = "labels"
+        if self.has_loss and self.kind == "causal-lm":
+            alone, both = self._tokens_of({"input_ids": ids, **self.required(ids)}), self._tokens_of(labelled)
+            self.reads_all_with_labels = alone == 1 and both == self.length
+
+    def required(self, ids: torch.Tensor) -> dict[str, Any]:
+        """What a forward cannot do without."""
+        made: dict[str, Any] = {}
+        if "attention_mask" in self.signature.required:
+            made["attention_mask"] = torch.ones_like(ids)
+        if "token_type_ids" in self.signature.required:
+            made["token_type_ids"] = torch.zeros_like(ids)
+        return made
+
+    def _has_loss_with(self, batch: Batch) -> bool:
+        self.label_name = "labels"
+        try:
+            found = loss_of(self.call(batch))
+        except (Exception, SystemExit):  # noqa: BLE001 (it does not take them, then)
+            found = None
+        finally:
+            self.label_name = None
+        return found is not None
+
+    def _tokens_of(self, batch: Batch) -> int | None:
+        try:
+            with torch.no_grad():
+                logits = logits_of(self.call(batch))
+        except (Exception, SystemExit):  # noqa: BLE001 (the proofs will say)
+            return None
+        return logits.shape[1] if logits.dim() == 3 else None
 
     def call(self, batch: Batch) -> Any:
         """Whatever the model returns."""
         given = {name: value for name, value in batch.items() if value is not None}
         ids = given.pop("input_ids")
+        if "labels" in given:
+            given[self.label_name or "labels"] = given.pop("labels")
         if self.takes("use_cache"):
             given["use_cache"] = False
+        if "token_type_ids" in self.signature.required:
+            given.setdefault("token_type_ids", torch.zeros_like(ids))
         model = copy.deepcopy(self.model) if self.is_stateful else self.model
         _seed(self.seed, self.device)
         half = _HALVES.get(self.precision)
@@ -134,12 +189,15 @@ class Subject:
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """In float32, without gradients."""
+        if self.reads_all_with_labels:
+            batch = {"labels": batch["input_ids"], **batch}
         with torch.no_grad():
-            return logits_of(self.call(batch)).float()
+            logits = logits_of(self.call(batch)).float()
+        return logits[:, self.virtual_tokens :] if self.virtual_tokens and logits.dim() == 3 else logits
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """What the model says its loss is; where it has none, the mean over the labels."""
-        if self.takes("labels"):
+        if self.has_loss:
             found = loss_of(self.call(batch))
             if found is not None:
                 return found
@@ -153,7 +211,7 @@ class Subject:
     @property
     def has_loss(self) -> bool:
         """Whether forward takes labels."""
-        return self.takes("labels")
+        return self.label_name is not None
 
     def ids(self, count: int, length: int, *, seed: int = 0) -> torch.Tensor:
         """Random tokens that mean nothing special."""
@@ -166,31 +224,31 @@ class Subject:
         places = torch.searchsorted(self._plain, ids.cpu().contiguous())
         return self._plain[(places + 1 + len(self._plain) // 3) % len(self._plain)].to(self.device)
 
-    @contextmanager
-    def at_rest(self) -> Iterator[None]:
-        """Everything as before afterwards: modes, random numbers, buffers. Meanwhile no cache is kept, as in training."""
-        randomness = Randomness.of(self.device)
-        caching = [config for config in configs_of(self.model) if getattr(config, "use_cache", False)]
-        for config in caching:
-            config.use_cache = False
-        modes = [(module, module.training) for module in self.model.modules()]
-        buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
-        try:
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training
-            for config in caching:
-                config.use_cache = True
-            with torch.no_grad():
-                for buffer, before in buffers:
-                    if buffer.shape == before.shape:
-                        buffer.copy_(before)
-            randomness.restore(self.device)
-
     def can_be_copied(self) -> bool:
         """For every call anew."""
-        return sum(parameter.numel() for parameter in self.model.parameters()) <= _LARGEST_COPY
+        return is_small_enough_to_copy(self.model)
+
+    def _length(self, wanted: int) -> int:
+        """Within the positions that the model has; RoBERTa counts its own from the padding's id on."""
+        most: Any = getattr(self.config, "max_position_embeddings", None)
+        found = [most - 2 if most < wanted + 2 else wanted] if isinstance(most, int) and most > 0 else [wanted]
+        found += [
+            table.num_embeddings
+            for table in self.model.modules()
+            if isinstance(table, nn.Embedding) and table.num_embeddings >= LEAST
+        ]
+        if min(found) < LEAST:
+            raise UnsupportedError(
+                _("It has {most} positions, and rows of {least} tokens at least are needed to verify a model.").format(
+                    most=most, least=LEAST
+                )
+            )
+        return min(wanted, *found)
+
+    def _virtual_tokens(self) -> int:
+        active: Any = getattr(self.model, "active_peft_config", None)
+        kind = str(getattr(getattr(active, "peft_type", None), "value", ""))
+        return int(getattr(active, "num_virtual_tokens", 0) or 0) if kind in {"PROMPT_TUNING", "P_TUNING"} else 0
 
     def _vocabulary(self, tokenizer: Any) -> int:
         table = token_table(self.model)
@@ -238,6 +296,48 @@ def inner_model(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Behind what hands everything on: data parallelism, and torch.compile."""
+    while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) or hasattr(model, "_orig_mod"):
+        behind = getattr(model, "_orig_mod", None)
+        model = behind if isinstance(behind, nn.Module) else cast("nn.Module", model.module)
+    return model
+
+
+@contextmanager
+def at_rest(model: nn.Module) -> Iterator[None]:
+    """Everything as before afterwards: modes, random numbers, buffers. Meanwhile no cache is kept, as in training."""
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    randomness = Randomness.of(device)
+    caching = [config for config in configs_of(model) if getattr(config, "use_cache", False)]
+    for config in caching:
+        config.use_cache = False
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [(module, name, each, each.detach().clone()) for module in model.modules() for name, each in _own_buffers(module)]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        for config in caching:
+            config.use_cache = True
+        with torch.no_grad():
+            for module, name, buffer, before in buffers:
+                setattr(module, name, buffer)
+                if buffer.shape == before.shape:
+                    buffer.copy_(before)
+        randomness.restore(device)
+
+
+def _own_buffers(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return list(module.named_buffers(recurse=False))
+
+
+def is_small_enough_to_copy(model: nn.Module) -> bool:
+    """Whether a second one fits everywhere."""
+    return sum(parameter.numel() for parameter in model.parameters()) <= _LARGEST_COPY
+
+
 def configs_of(model: nn.Module) -> list[Any]:
     """Every config that a part of the model looks at, each once."""
     found = {id(config): config for module in model.modules() if (config := getattr(module, "config", None)) is not None}
@@ -256,24 +356,26 @@ def kind_of(model: nn.Module) -> Kind:
     """What a model of transformers is for; anybody's own is taken for a causal language model."""
     inner: Any = inner_model(model)
     config = getattr(inner, "config", None)
+    library = next((each for each in type(inner).__mro__ if each.__module__.startswith("transformers.models.")), None)
     if config is None or not hasattr(config, "model_type"):
         return "causal-lm"
     if getattr(config, "is_encoder_decoder", False):
         return "seq2seq"
-    if not type(inner).__module__.startswith("transformers."):
+    if library is None:
         return "causal-lm"
     from transformers.models.auto import modeling_auto
 
-    name = type(inner).__name__
+    name, masked = library.__name__, modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     if name.endswith("ForSequenceClassification"):
         return "classification"
-    is_decoder = bool(getattr(config, "is_decoder", False))
-    if name in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values() or name.endswith(
-        ("ForMaskedLM", "ForTokenClassification")
-    ):
+    if name in masked.values() or name.endswith(("ForMaskedLM", "ForTokenClassification", "EncoderModel", "Encoder")):
         return "masked-lm"
-    is_encoder = config.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not is_decoder
-    return "masked-lm" if is_encoder else "causal-lm"
+    if "For" in name and not name.endswith(("ForCausalLM", "ForConditionalGeneration")):
+        raise UnsupportedError(
+            _("The head of {name} is none that can be verified.").format(name=type(inner).__name__),
+            hint=_("Verify the same model with its head for language modelling, or for the classification of sequences: --task."),
+        )
+    return "masked-lm" if config.model_type in masked and not getattr(config, "is_decoder", False) else "causal-lm"
 
 
 def token_table(model: nn.Module) -> nn.Embedding | None:

@@ -6,11 +6,12 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from brim.locale import _
+from brim.proofs import signatures
 from brim.proofs.comparing import Failed, measure_of_logits
+from brim.proofs.signatures import Cause
 from brim.records import Proof, ProofName
 
 if TYPE_CHECKING:
-    from brim.proofs.signatures import Cause
     from brim.proofs.subject import Subject
 
 
@@ -34,6 +35,7 @@ def failed(
     """It does not, and why."""
     measure = more.pop("measure", None) or measure_of_logits()
     value = value if value is not None and math.isfinite(value) else None
+    tolerance = tolerance if tolerance is not None and math.isfinite(tolerance) else None
     return Proof(
         name=name, verdict="fail", attention=subject.attention, tested=tested, measure=measure, value=value, tolerance=tolerance,
         signature=cause.signature, diagnosis=cause.diagnosis, mend=cause.mend, **more,
@@ -46,9 +48,23 @@ def not_applicable(subject: Subject, name: ProofName, why: str) -> Proof:
 
 
 def could_not_run(subject: Subject, name: ProofName, failure: Failed) -> Proof:
-    """Nothing is known: the model does not run."""
+    """The model does not run; where what its layers were handed explains that, it is a failure with a cause."""
+    said = _("The model does not run: {kind}: {why}").format(kind=type(failure.error).__name__, why=failure.words)
+    tested = _("one row of random tokens")
+    known = known_cause(subject, failure, rows=1)
+    if known is not None:
+        return failed(subject, name, tested, Cause(known.signature, f"{known.diagnosis} {said}", known.mend))
     return Proof(
-        name=name, verdict="error", attention=subject.attention, tested=_("one row of random tokens"),
-        diagnosis=_("The model does not run: {kind}: {why}").format(kind=type(failure.error).__name__, why=failure.words),
-        mend=_("Make one call of one row work first: model(input_ids) of shape {shape}.").format(shape=f"[1, {subject.length}]"),
+        name=name, verdict="error", attention=subject.attention, tested=tested, diagnosis=said,
+        mend=_(
+            "Make one call work first, of one row of {tokens} tokens with a mask of ones. If the model has fewer positions, give --seq-len."
+        ).format(tokens=subject.length),
     )  # fmt: skip
+
+
+def known_cause(subject: Subject, failure: Failed, *, rows: int) -> Cause | None:
+    """What layers were handed before it died."""
+    if subject.is_of_transformers:
+        return None
+    flat = signatures.of_masks([sight for sight in failure.sights if sight.is_2d])
+    return flat or signatures.of_hidden_states(failure.sights, rows, subject.length)

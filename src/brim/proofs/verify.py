@@ -3,39 +3,43 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import importlib.util
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
 from brim.errors import UnsupportedError, UsageError
 from brim.locale import _
-from brim.proofs.accumulation import prove_accumulation
-from brim.proofs.batch import check_repeats, inputs, prove_batch
-from brim.proofs.causality import prove_causality
-from brim.proofs.comparing import Failed, attempt
 from brim.proofs.halves import check_halves
 from brim.proofs.obtain import Size, obtain
-from brim.proofs.pack import prove_pack
-from brim.proofs.pad import prove_pad
-from brim.proofs.signatures import Cause
-from brim.proofs.subject import LENGTH, Kind, Subject, attention_of, configs_of, inner_model
+from brim.proofs.running import PROOFS, Say, make_ready, prove_all
+from brim.proofs.subject import (
+    LEAST,
+    LENGTH,
+    MOST,
+    Kind,
+    Subject,
+    at_rest,
+    attention_of,
+    configs_of,
+    inner_model,
+    is_small_enough_to_copy,
+    unwrapped,
+)
 from brim.records import Proof, ProofName, Verification
 from brim.workload.words import Attention, Precision
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from torch import nn
 
 AttentionChoice = Attention | Literal["all"]
-PROOFS: tuple[ProofName, ...] = get_args(ProofName)
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _OF_TRANSFORMERS = {"eager": "eager", "sdpa": "sdpa", "flash2": "flash_attention_2"}
 _SMALL = 30_000_000
-Say = Callable[[str], None]
 
 
 def verify(
@@ -63,15 +67,17 @@ def verify(
     if precision != "fp32" and not _is_elsewhere(model):
         check_halves("bfloat16" if "bf16" in precision else "float16")
     obtained = obtain(model, size=size, task=task, trust_remote_code=trust_remote_code, seed=seed)
-    module = _at(obtained.model, precision)
-    notes = list(obtained.notes)
-    found: list[Proof] = []
-    for word in _attentions(module, attention, notes):
-        with _attending(module, word), _threads_for(module):
-            subject = Subject(
-                module, kind=task or obtained.kind, tokenizer=tokenizer, precision=precision, seed=seed, length=length
-            )
-            found += _prove_all(subject, tuple(proofs or PROOFS), say or _silence)
+    notes = [*obtained.notes, *_notes_on_positions(obtained.model)]
+    with _undisturbed(obtained.model, is_given=model is obtained.model) as own:
+        module = _at(own, precision)
+        found: list[Proof] = []
+        for word in _attentions(module, attention, notes):
+            with _attending(module, word), _threads_for(module), at_rest(module):
+                module.eval()
+                subject = Subject(
+                    module, kind=task or obtained.kind, tokenizer=tokenizer, precision=precision, seed=seed, length=length
+                )
+                found += prove_all(make_ready(subject, notes), tuple(proofs or PROOFS), say or _silence)
     if not found:
         raise UnsupportedError(" ".join(notes) or _("No attention that was asked for runs here."))
     return Verification(
@@ -106,64 +112,44 @@ def _check(precision: str, length: int, proofs: Sequence[str] | None, task: str 
         if given not in allowed:
             words = ", ".join(str(word) for word in allowed if word)
             raise UsageError(_("{name}={given!r} is not known; there are: {words}.").format(name=name, given=given, words=words))
-    if length < 12:
-        raise UsageError(_("A row needs 12 tokens at least, and {length} were asked for.").format(length=length))
+    if not LEAST <= length <= MOST:
+        raise UsageError(
+            _("Rows may have {least} to {most} tokens, and {length} were asked for.").format(
+                least=LEAST, most=MOST, length=length
+            )
+        )
+    if proofs is not None and not proofs:
+        raise UsageError(_("No proof was asked for; there are: {words}.").format(words=", ".join(PROOFS)))
     unknown = [name for name in proofs or () if name not in PROOFS]
     if unknown:
         raise UsageError(_("There is no proof {name!r}; there are: {words}.").format(name=unknown[0], words=", ".join(PROOFS)))
 
 
-def _prove_all(subject: Subject, wanted: tuple[ProofName, ...], say: Say) -> list[Proof]:
-    """In the order in which each can explain the next; told in the order of the record."""
-    found: dict[ProofName, Proof] = {}
-    with subject.at_rest():
-        subject.model.eval()
-        _classify(subject)
-        say(_("batch"))
-        repeats = check_repeats(subject)
-        if repeats.cause is not None and repeats.cause.signature == "state-kept" and subject.can_be_copied():
-            subject.is_stateful = True
-        found["batch"] = prove_batch(subject, repeats)
-        subject.model.eval()
-        say(_("causality"))
-        found["causality"] = prove_causality(subject, rows_are_alone=found["batch"].verdict == "pass")
-        root = _root(found["batch"], found["causality"])
-        for name, prove in (("pad", prove_pad), ("pack", prove_pack)):
-            if name in wanted:
-                say(name)
-                found[name] = _explained(prove(subject), root)
-        if "accumulation" in wanted:
-            say(_("accumulation"))
-            found["accumulation"] = _explained(prove_accumulation(subject, repeats, _cause(found["batch"])), root)
-    return [found[name] for name in PROOFS if name in wanted]
+@contextmanager
+def _undisturbed(model: nn.Module, *, is_given: bool) -> Iterator[nn.Module]:
+    """What the proofs are run on: a copy of a module that is somebody's, unless it is large or cannot be copied."""
+    inner = unwrapped(model)
+    with at_rest(inner):
+        own = inner
+        if is_given and is_small_enough_to_copy(inner):
+            with suppress(Exception):  # some modules hold what cannot be copied: then everything is put back as it was
+                own = copy.deepcopy(inner)
+        yield own
 
 
-def _root(batch: Proof, causality: Proof) -> Proof | None:
-    """The failure that others follow from: rows that change each other, or tokens that see the future."""
-    return next((proof for proof in (batch, causality) if proof.verdict == "fail" and proof.signature is not None), None)
-
-
-def _explained(proof: Proof, root: Proof | None) -> Proof:
-    """A failure that follows from another is told as that: one fault, one cause."""
-    if root is None or proof.verdict != "fail" or root.signature == proof.signature == "mask-2d":
-        return proof
-    text = _("This follows from what failed under {name}, where the cause is told.").format(name=root.name)
-    return dataclasses.replace(proof, signature=root.signature, diagnosis=text, mend=root.mend)
-
-
-def _classify(subject: Subject) -> None:
-    """A module of one's own that gives one answer for each row is a classifier."""
-    if subject.kind != "causal-lm" or hasattr(subject.config, "model_type"):
-        return
-    logits = attempt(
-        subject, inputs(subject, subject.ids(1, subject.length), masked="attention_mask" in subject.signature.required)
-    )
-    if not isinstance(logits, Failed) and logits.dim() == 2 and len(logits) == 1:
-        subject.kind = "classification"
-
-
-def _cause(proof: Proof) -> Cause | None:
-    return Cause(proof.signature, proof.diagnosis, proof.mend) if proof.verdict == "fail" else None
+def _notes_on_positions(model: nn.Module) -> list[str]:
+    """Rotary positions that transformers takes from the longest row of a batch, beyond some length: no proof of short rows sees that."""
+    for config in configs_of(model):
+        scaling: Any = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+        kind = scaling.get("rope_type") if isinstance(scaling, dict) else None
+        if kind in {"dynamic", "longrope"}:
+            border = scaling.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", None)
+            text = _(
+                "Beyond {border} tokens its rotary positions ({kind}) follow the longest row of a batch, in transformers itself: rows "
+                "then change each other. Keep rows shorter than that."
+            )
+            return [text.format(border=border, kind=kind)]
+    return []
 
 
 def _at(model: nn.Module, precision: Precision) -> nn.Module:
@@ -213,7 +199,7 @@ def _why_not(model: nn.Module, word: Attention) -> str:
 def _attending(model: nn.Module, word: Attention | None) -> Iterator[None]:
     """Under this attention, in every part that has a config; afterwards as before."""
     configs = configs_of(model) if word is not None else []
-    before = [(config, config._attn_implementation_internal) for config in configs]  # noqa: SLF001 (its public setter changes sub-configs too)
+    before = [(config, getattr(config, "_attn_implementation_internal", None)) for config in configs]
     try:
         if word is not None:
             wanted = _OF_TRANSFORMERS[word]

@@ -66,7 +66,8 @@ def _pairs(data: StepDataset) -> list[MicroBatch]:
     ranked = first[lengths.argsort(kind="stable")]
     some = ranked[np.unique(np.linspace(0, len(ranked) - 1, min(_LOOKED_AT, len(ranked))).astype(int))]
     alone = [data.micro_batch(some[place : place + 1]) for place in range(len(some))]
-    labelled = [micro for micro in alone if micro.items("token")]
+    # Of a row with one token a causal model learns nothing, so such rows are asked only where there are no others.
+    labelled = [micro for micro in alone if micro.items("next-token")] or [micro for micro in alone if micro.items("token")]
     if not labelled:
         return []
     if len(labelled) == 1:
@@ -140,6 +141,9 @@ def find_counting(
             _("Memory ran out when two short sequences were tried before the first step."),
             hint=_("Shorten the sequences, or save memory: gradient checkpointing, LoRA, an 8-bit optimizer, a smaller model."),
         )
+    answers = [answer for answer in answers if not answer.is_silent]
+    if not answers:  # nothing is learned from these rows, whatever is counted
+        return "next-token"
     misses = {counting: max(answer.misses[counting] for answer in answers) for counting in _ORDER}
     best = min(misses, key=lambda counting: misses[counting])
     if misses[best] > tolerance:
@@ -155,6 +159,21 @@ class Answer:
 
     alone: Sequence[MicroBatch]
     misses: dict[Counting, float]
+    is_silent: bool = False
+    """Whether nothing at all is learned from it."""
+
+
+@dataclass(frozen=True)
+class Pull:
+    """What a batch does to the parameters: the gradient as one vector, and the loss for where that is zero."""
+
+    gradient: torch.Tensor
+    loss: torch.Tensor
+
+    @property
+    def is_silent(self) -> bool:
+        """Neither moves anything: no label of the batch counts."""
+        return not bool(self.gradient.any()) and not (bool(self.loss.isfinite().all()) and bool(self.loss.any()))
 
 
 class Question:
@@ -165,7 +184,7 @@ class Question:
         self._parameters = list(parameters)
         self._device = device
         self._counts_for_itself = True
-        self._kept: dict[int, torch.Tensor] = {}
+        self._kept: dict[int, Pull] = {}
 
     def loss(self, batch: Any, items: int) -> float:
         """The mean loss of a batch."""
@@ -176,7 +195,9 @@ class Question:
         """What this pair says; None if memory is too small for both at once, which training itself would survive."""
         alone = both.split(collate) if len(both) > 1 else (both,)
         try:
-            return Answer(alone, {counting: self._miss(both, alone, counting) for counting in _ORDER})
+            misses = {counting: self._miss(both, alone, counting) for counting in _ORDER}
+            is_silent = math.isinf(min(misses.values())) and self._ask(both.batch, both.items("token")).is_silent
+            return Answer(alone, misses, is_silent)
         except Exception as error:
             if failure_of(error, "forward") is None:
                 raise
@@ -188,14 +209,20 @@ class Question:
         items = [micro.items(counting) for micro in alone]
         if not sum(items) or both.items(counting) != sum(items):
             return math.inf
-        parts = [self._gradient(micro, count) * (count / sum(items)) for micro, count in zip(alone, items, strict=True) if count]
-        whole = self._gradient(both, sum(items), is_as_trained=True)
-        expected = torch.stack(parts).sum(dim=0)
+        parts = [self._pull(micro, count) for micro, count in zip(alone, items, strict=True) if count]
+        shares = [count / sum(items) for count in items if count]
+        all_of_it = self._pull(both, sum(items), is_as_trained=True)
+        # Adapters that begin with zeros have no gradient at first. A part without one, beside others that have it, counts as zero.
+        has_gradient = any(bool(one.gradient.any()) for one in (all_of_it, *parts))
+        whole = all_of_it.gradient if has_gradient else all_of_it.loss
+        expected = torch.stack(
+            [(one.gradient if has_gradient else one.loss) * share for one, share in zip(parts, shares, strict=True)]
+        ).sum(dim=0)
         if not (bool(expected.isfinite().all()) and bool(whole.isfinite().all())):
             return math.inf
         return float((whole - expected).norm() / max(float(expected.norm()), 1e-12))
 
-    def _gradient(self, micro: MicroBatch, items: int, *, is_as_trained: bool = False) -> torch.Tensor:
+    def _pull(self, micro: MicroBatch, items: int, *, is_as_trained: bool = False) -> Pull:
         """Parts are asked for their own mean, whatever we count; the whole is asked as it will be in training."""
         if is_as_trained or not self._counts_for_itself:
             return self._ask(micro.batch, items)
@@ -207,13 +234,14 @@ class Question:
                 return self._ask(micro.batch, items)
         return self._kept[id(micro)]
 
-    def _ask(self, batch: Any, items: int | None) -> torch.Tensor:
-        """The gradient as one vector; the loss itself where there is none (adapters that begin with zeros)."""
+    def _ask(self, batch: Any, items: int | None) -> Pull:
         loss = self._loss(batch, items)
         gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-        flat = [_sample(gradient.detach()) for gradient in gradients if gradient is not None]
-        vector = torch.cat(flat) if flat else loss.new_zeros(1)
-        return vector if bool(vector.any()) else loss.detach().float().reshape(1)
+        flat = [
+            _sample(torch.zeros_like(parameter) if gradient is None else gradient.detach())
+            for parameter, gradient in zip(self._parameters, gradients, strict=True)
+        ]
+        return Pull(torch.cat(flat), loss.detach().float().reshape(1))
 
 
 def _sample(gradient: torch.Tensor) -> torch.Tensor:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from brim.errors import UsageError
+from safetensors import SafetensorError
+
+from brim.errors import RunError, UsageError
 from brim.locale import _
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 TOKENIZER_FILES: Final = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
@@ -30,7 +36,8 @@ def save(model: Any, folder: str | os.PathLike[str], *, tokenizer_from: str | os
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        model.save_pretrained(beside)
+        with written_or_told(folder):
+            model.save_pretrained(beside)
         if tokenizer_from is not None:
             _copy_tokenizer(Path(tokenizer_from).expanduser(), beside)
         beside.chmod(0o777 & ~_umask())
@@ -41,6 +48,16 @@ def save(model: Any, folder: str | os.PathLike[str], *, tokenizer_from: str | os
         shutil.rmtree(beside, ignore_errors=True)
         raise
     return target
+
+
+@contextmanager
+def written_or_told(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """A full disk is an OSError while Python writes, and an error of its own kind while safetensors does."""
+    try:
+        yield
+    except SafetensorError as error:
+        why = str(error).strip().rstrip(".")
+        raise RunError(_("The weights cannot be written to {folder}: {why}.").format(folder=folder, why=why)) from error
 
 
 def _copy_tokenizer(source: Path, target: Path) -> None:
