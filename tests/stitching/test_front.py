@@ -280,7 +280,7 @@ def test_the_precision_is_what_the_machine_has(
 
 def test_what_trains_under_a_scaler_is_held_in_float32() -> None:
     model = from_recipe(STITCHES["llama-qwen2-linear"], dtype="float16")
-    with _trained_in_float32(model, is_scaled=True):
+    with _trained_in_float32(model, is_cast=True):
         kinds = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
         assert kinds == {torch.float32}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float16}

@@ -75,7 +75,7 @@ def command(
     """Look, or stitch, write and prove."""
     from brim.stitching.reading import read_recipe
 
-    if output is None and not dry_run:
+    if not output and not dry_run:
         raise UsageError(_("-o is needed: the folder that the stitched model goes to."), hint=_("--dry-run writes nothing."))
     if not dry_run:
         _refuse_what_only_estimates(ctx)
@@ -83,7 +83,7 @@ def command(
     if dry_run:
         _look(read, options, as_family=as_family, as_json=as_json)
         ctx.exit(EXIT_OK)
-    assert output is not None
+    assert output
     ctx.exit(_make(read, output, as_family=as_family, is_proven=verify, force=force, as_json=as_json))
 
 

@@ -40,6 +40,9 @@ def check_repeats(subject: Subject) -> Repeats:
     second = attempt(subject, batch)
     if isinstance(first, Failed):
         return Repeats(None)
+    if bool(first.isnan().any()):
+        text = _("Its logits are not numbers (NaN) for one row alone.")
+        return Repeats(Cause("not-a-number", text, _("Look for a division by zero: a deviation of one row, a mean of nothing.")))
     if isinstance(second, Failed) or first.shape != second.shape or change(subject, second, first) > 1e-6:
         return Repeats(signatures.state_kept(_what_changed(before, _attributes(subject.model))))
     return Repeats(None if is_repeatable(subject, batch) else signatures.dropout_on())

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Kind = Literal["causal-lm", "masked-lm", "seq2seq", "classification"]
 Batch = Mapping[str, Any]
 
+_BOTH_WAYS = ("xlnet",)
+"""Not among transformers' masked models, and not causal."""
 _OF_MODELS = frozenset({"input_ids", "attention_mask", "labels"})
 _LABELS = ("labels", "targets", "target")
 IGNORED = -100
@@ -108,8 +110,8 @@ class Subject:
 
     @property
     def is_of_transformers(self) -> bool:
-        """Whether its class is one that transformers ships."""
-        return type(inner_model(self.model)).__module__.startswith("transformers.models.")
+        """Whether its forward is one that transformers ships."""
+        return str(type(inner_model(self.model)).forward.__module__).startswith("transformers.models.")
 
     @property
     def attention(self) -> str | None:
@@ -193,6 +195,8 @@ class Subject:
             batch = {"labels": batch["input_ids"], **batch}
         with torch.no_grad():
             logits = logits_of(self.call(batch)).float()
+        if logits.dim() == 1:
+            logits = logits[:, None]  # one number a row
         return logits[:, self.virtual_tokens :] if self.virtual_tokens and logits.dim() == 3 else logits
 
     def loss(self, batch: Batch) -> torch.Tensor:
@@ -359,14 +363,15 @@ def kind_of(model: nn.Module) -> Kind:
     library = next((each for each in type(inner).__mro__ if each.__module__.startswith("transformers.models.")), None)
     if config is None or not hasattr(config, "model_type"):
         return "causal-lm"
-    if getattr(config, "is_encoder_decoder", False):
-        return "seq2seq"
+    is_pair = bool(getattr(config, "is_encoder_decoder", False))
     if library is None:
-        return "causal-lm"
+        return "seq2seq" if is_pair else "causal-lm"
     from transformers.models.auto import modeling_auto
 
     name, masked = library.__name__, modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    if name.endswith("ForSequenceClassification"):
+    if is_pair and not (name.endswith("ForSequenceClassification") or "QuestionAnswering" in name):
+        return "seq2seq"
+    if name.endswith("ForSequenceClassification") and not is_pair:
         return "classification"
     if name in masked.values() or name.endswith(("ForMaskedLM", "ForTokenClassification", "EncoderModel", "Encoder")):
         return "masked-lm"
@@ -375,7 +380,8 @@ def kind_of(model: nn.Module) -> Kind:
             _("The head of {name} is none that can be verified.").format(name=type(inner).__name__),
             hint=_("Verify the same model with its head for language modelling, or for the classification of sequences: --task."),
         )
-    return "masked-lm" if config.model_type in masked and not getattr(config, "is_decoder", False) else "causal-lm"
+    is_encoder = (config.model_type in masked and not getattr(config, "is_decoder", False)) or config.model_type in _BOTH_WAYS
+    return "masked-lm" if is_encoder else "causal-lm"
 
 
 def token_table(model: nn.Module) -> nn.Embedding | None:

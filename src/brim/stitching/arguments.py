@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import TrainingArguments
 
-from brim.errors import UsageError
+from brim.errors import UnsupportedError, UsageError
 from brim.locale import _, sentences
 
 if TYPE_CHECKING:
@@ -21,15 +21,21 @@ _DEFAULTS: Mapping[str, Any] = {"gradient_accumulation_steps": 4, "dataloader_nu
 PREFETCH = 2
 
 
-def training_arguments(given: Mapping[str, Any]) -> TrainingArguments:
-    """What was given, and for the rest the defaults."""
+def training_arguments(given: Mapping[str, Any], *, is_half: bool = False) -> TrainingArguments:
+    """What was given, and for the rest the defaults; `is_half` if what trains is held at half precision."""
     known = [field.name for field in fields(TrainingArguments) if field.init]
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             text = _("TrainingArguments has no {name!r}.").format(name=name)
             raise UsageError(sentences(text, _("Did you mean {near!r}?").format(near=near[0]) if near else ""))
-    settings: dict[str, Any] = {**_DEFAULTS, "dataloader_pin_memory": torch.cuda.is_available(), **precision_for(given), **given}
+    _refuse_engines(given)
+    settings: dict[str, Any] = {
+        **_DEFAULTS,
+        "dataloader_pin_memory": torch.cuda.is_available(),
+        **precision_for(given, is_half=is_half),
+        **given,
+    }
     if settings["dataloader_num_workers"]:
         settings.setdefault("dataloader_prefetch_factor", PREFETCH)
     if settings.get("gradient_checkpointing"):
@@ -42,10 +48,24 @@ def training_arguments(given: Mapping[str, Any]) -> TrainingArguments:
         raise UsageError(_("These training arguments do not go together: {why}.").format(why=why)) from error
 
 
-def precision_for(given: Mapping[str, Any]) -> dict[str, bool]:
-    """bf16 on a GPU that has it, fp16 on one that has not, float32 on the CPU."""
-    if given.get("bf16") or given.get("fp16") or given.get("use_cpu") or not torch.cuda.is_available():
+def _refuse_engines(given: Mapping[str, Any]) -> None:
+    """Before transformers hears of them: it then remembers the engine for every model that this process makes."""
+    for name, engine in (("deepspeed", "DeepSpeed"), ("fsdp", "FSDP")):
+        if given.get(name):
+            raise UnsupportedError(
+                _("brim's step does not run inside {engine} yet: its micro-batches are collective.").format(engine=engine),
+                hint=_("Run it on one GPU, or on several with plain data parallelism (torchrun without {engine}).").format(
+                    engine=engine
+                ),
+            )
+
+
+def precision_for(given: Mapping[str, Any], *, is_half: bool = False) -> dict[str, bool]:
+    """bf16 on a GPU that has it, fp16 on one that has not; on the CPU float32, and bf16 where weights that train are halves already."""
+    if given.get("bf16") or given.get("fp16"):
         return {}
+    if given.get("use_cpu") or not torch.cuda.is_available():
+        return {"bf16": True} if is_half else {}
     has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     return {"bf16": has_bf16, "fp16": not has_bf16}
 

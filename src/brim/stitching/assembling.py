@@ -13,10 +13,11 @@ from transformers.initialization import no_init_weights
 
 from brim.errors import RunError, UnsupportedError, UsageError
 from brim.locale import _
+from brim.step.book import say
 from brim.stitching.blueprint import Donor, draw, used_donors
-from brim.stitching.families import TOKEN_IDS
+from brim.stitching.families import TOKEN_IDS, token_within
 from brim.stitching.model import StitchedModel, register
-from brim.stitching.parts import backbone, family_of_part
+from brim.stitching.parts import backbone, family_of_part, name_within
 from brim.stitching.reading import read_recipe
 from brim.stitching.recipe import Recipe
 from brim.workload.resolve import Model, find_model
@@ -86,7 +87,8 @@ def fill(model: StitchedModel, name: str, donor: PreTrainedModel) -> None:
     for index, (part, facts) in enumerate(zip(model.parts, config.parts, strict=True)):
         if facts["donor"] == name:
             source: Any = donor if index == last else backbone(donor)
-            _copy(part, source.state_dict(), facts, is_last=index == last)
+            rows = donor.config.vocab_size if config.vocabulary == "cut" else None
+            _copy(part, source.state_dict(), facts, is_last=index == last, rows=rows)
 
 
 def _is_tied(donor: Any) -> bool:
@@ -94,23 +96,39 @@ def _is_tied(donor: Any) -> bool:
     return bool(torch.equal(donor.get_output_embeddings().weight, donor.get_input_embeddings().weight))
 
 
-def _copy(part: Any, source: Mapping[str, torch.Tensor], facts: Mapping[str, Any], *, is_last: bool) -> None:
-    """Each of the part's tensors is the donor's of the same name, but for the numbers of the layers."""
+def _copy(part: Any, source: Mapping[str, torch.Tensor], facts: Mapping[str, Any], *, is_last: bool, rows: int | None) -> None:
+    """Each of the part's tensors is the donor's of the same name, but for the numbers of the layers.
+
+    `rows` are those of the donor's tables of tokens, where they may be cut; nothing else ever is.
+    """
     within = f"{part.base_model_prefix}." if is_last else ""
     prefix = f"{within}{family_of_part(part).layers}."
+    tables = _tables(part, is_last=is_last) if rows is not None else set()
     with torch.no_grad():
         for name, tensor in part.state_dict().items():
             there = _name_in_donor(name, prefix, facts["layers"])
             value = source.get(there)
-            if value is not None and value.shape != tensor.shape:
-                value = value[: len(tensor)]  # a vocabulary that is cut
-            if value is None or value.shape != tensor.shape:
-                text = _("Donor {donor} is not what its config says: {name} is missing, or has another shape.")
-                raise UsageError(
-                    text.format(donor=facts["donor"], name=there),
-                    hint=_("Merge what PEFT has put into it, then save and load it."),
-                )
+            if value is not None and name in tables and len(value) == rows:
+                value = value[: len(tensor)]
+            _refuse_other_weights(facts["donor"], there, value, tensor)
             tensor.copy_(value)
+
+
+def _tables(part: Any, *, is_last: bool) -> set[str]:
+    """The names of what has a row for each token: the embedding, and the head with its bias."""
+    modules = [part.get_input_embeddings(), *([part.get_output_embeddings()] if is_last else [])]
+    return {f"{name_within(part, module)}.{name}" for module in modules for name in ("weight", "bias")}
+
+
+def _refuse_other_weights(donor: str, name: str, value: torch.Tensor | None, expected: torch.Tensor) -> None:
+    hint = _("Merge what PEFT has put into it, then save and load it.")
+    if value is None:
+        raise UsageError(
+            _("Donor {donor} is not what its config says: {name} is missing.").format(donor=donor, name=name), hint=hint
+        )
+    if value.shape != expected.shape:
+        text = _("Donor {donor} is not what its config says: {name} has the shape {found}, and {expected} is expected.")
+        raise UsageError(text.format(donor=donor, name=name, found=list(value.shape), expected=list(expected.shape)), hint=hint)
 
 
 def _name_in_donor(name: str, prefix: str, numbers: list[int]) -> str:
@@ -152,8 +170,14 @@ def _end_like(model: StitchedModel, first: PreTrainedModel) -> None:
     """It ends its sentences as the first donor does, whose tokens it speaks."""
     for name in TOKEN_IDS:
         value = getattr(first.generation_config, name, None)
+        if value is None:
+            value = getattr(first.config, name, None)
+        kept = token_within(value, model.config.vocab_size)
         if value is not None:
-            setattr(model.generation_config, name, copy.copy(value))
+            setattr(model.generation_config, name, copy.copy(kept))
+        if kept != value:
+            text = _("{name} is {value} in the first donor, beyond the {rows:,} tokens that are left: here it is {kept}.")
+            say(text.format(name=name, value=value, rows=model.config.vocab_size, kept=_("none") if kept is None else kept))
 
 
 def _donor(name: str, found: Model) -> Donor:
@@ -197,6 +221,10 @@ def _load(name: str, found: Model, recipe: Recipe) -> PreTrainedModel:
     if missing:  # transformers would draw them at random, and warn
         text = _("The weights of donor {name} are not complete: {count} are missing, {first} among them.")
         raise RunError(text.format(name=name, count=len(missing), first=missing[0]))
+    other = sorted(str(key[0] if isinstance(key, tuple) else key) for key in told.get("mismatched_keys") or ())
+    if other:
+        text = _("The weights of donor {name} have other shapes than its config says: {count}, {first} among them.")
+        raise RunError(text.format(name=name, count=len(other), first=other[0]))
     loaded: PreTrainedModel = donor
     return loaded
 

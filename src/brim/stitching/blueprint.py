@@ -12,7 +12,7 @@ from brim.errors import UnsupportedError, UsageError
 from brim.locale import _
 from brim.stitching.adapters import default_rank
 from brim.stitching.config import StitchedConfig
-from brim.stitching.families import TOKEN_IDS, Family, cut_config, family_of
+from brim.stitching.families import TOKEN_IDS, Family, cut_config, family_of, token_within
 from brim.stitching.freezing import WORDS, check_trains
 from brim.stitching.vocabulary import refuse_other_tokens, shared_rows
 
@@ -106,7 +106,7 @@ def draw(recipe: Recipe, donors: Mapping[str, Donor]) -> StitchedConfig:
         num_attention_heads=last.config.num_attention_heads,
         max_position_embeddings=_fewest_positions([donors[name].config for name in used]),
         tie_word_embeddings=first.name == last.name and bool(getattr(first.config, "tie_word_embeddings", False)),
-        **{name: getattr(first.config, name, None) for name in TOKEN_IDS},
+        **{name: token_within(getattr(first.config, name, None), rows) for name in TOKEN_IDS},
     )
 
 

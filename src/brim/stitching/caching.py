@@ -62,11 +62,5 @@ def refuse_other_kinds(implementation: str | None) -> None:
         raise UnsupportedError(text.format(kind=implementation), hint=_("Leave cache_implementation out."))
 
 
-def outlived_at(configs: Sequence[Any]) -> list[int]:
-    """Lengths beyond which keys made before are wrong: LongRoPE (Phi-3) turns by other angles once a sequence is longer than that."""
-    ropes = [getattr(config, "rope_parameters", None) or {} for config in configs]
-    return [int(rope["original_max_position_embeddings"]) for rope in ropes if rope.get("rope_type") == "longrope"]
-
-
 def _kind(layer: Any) -> tuple[type, int | None]:
     return type(layer), getattr(layer, "sliding_window", None)

@@ -126,10 +126,16 @@ def cut_config(config: Any, family: Family, layers: Sequence[int], *, is_first: 
     facts["vocab_size"] = vocab_size
     facts["tie_word_embeddings"] = False
     for name in TOKEN_IDS:
-        value = facts.get(name)
-        if any(one >= vocab_size for one in (value if isinstance(value, list) else [value or 0])):
-            facts[name] = None  # an embedding would look for a row that it does not have
+        if name in facts:
+            facts[name] = token_within(facts[name], vocab_size)
     return facts
+
+
+def token_within(token: Any, rows: int) -> Any:
+    """A special token, or several, as far as they have a row in a table of this length: an embedding would look for others in vain."""
+    if isinstance(token, list):
+        return [one for one in token if 0 <= one < rows] or None
+    return token if token is not None and 0 <= token < rows else None
 
 
 def depth_key(config: Any) -> str:

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 
-from brim.errors import RunError, UsageError
+from brim.errors import BrimError, RunError, UsageError
 from brim.locale import _, sentences
 from brim.step.book import say
+from brim.stitching.angles import refuse_rows_beyond
 from brim.stitching.arguments import told_precision, training_arguments, workers_as_asked
 from brim.stitching.assembling import stitch
 from brim.stitching.config import MODEL_TYPE
@@ -28,6 +30,7 @@ from brim.stitching.proving import prove
 from brim.stitching.reading import read_recipe
 from brim.stitching.recipe import Recipe
 from brim.stitching.rows import Pad, Rows, rows_of
+from brim.stitching.saving import written_or_told
 from brim.trainer.hf import BrimTrainer
 from brim.workload.resolve import find_model
 
@@ -83,24 +86,23 @@ class StitchLLM:
                 "output_dir": os.fspath(output_dir), "learning_rate": learning_rate, "save_steps": save_steps,
                 "per_device_train_batch_size": per_device_train_batch_size, "logging_steps": logging_steps,
                 "gradient_checkpointing": gradient_checkpointing, **arguments,
-            }
+            },
+            is_half=bool(_half(self.model)),
         )  # fmt: skip
         self._refuse_if_nothing_trains()
         rows = self._rows(self.dataset if dataset is None else dataset)
         evaluated = None if eval_dataset is None else self._rows(eval_dataset).data
         self._prove()
         say(_("Training in {precision}.").format(precision=told_precision(chosen)))
-        with workers_as_asked(), _trained_in_float32(self.model, is_scaled=chosen.fp16):
+        with workers_as_asked(), _as_before(self.model), _trained_in_float32(self.model, is_cast=chosen.bf16 or chosen.fp16):
             trainer = BrimTrainer(
                 self.model, chosen, data_collator=Pad(self._padding), train_dataset=rows.data, eval_dataset=evaluated,
                 processing_class=self.tokenizer, lengths=rows.lengths,
             )  # fmt: skip
             self.trainer = trainer
             result: TrainOutput = trainer.train(resume_from_checkpoint)
-        if gradient_checkpointing:
-            self.model.gradient_checkpointing_disable()
-        self.model.eval()
-        trainer.save_model(chosen.output_dir)
+        with written_or_told(output_dir):
+            trainer.save_model(chosen.output_dir)
         return result
 
     def _refuse_if_nothing_trains(self) -> None:
@@ -121,9 +123,11 @@ class StitchLLM:
                 _("There is no training data."), hint=_("Give it: StitchLLM(model, dataset), or train(dataset=...).")
             )
         config = self.model.config
-        return rows_of(
+        rows = rows_of(
             dataset, self.tokenizer, positions=config.max_position_embeddings, vocabulary=config.vocab_size, say=say
         )  # fmt: skip
+        refuse_rows_beyond(rows.real_lengths, [part.config for part in self.model.parts])
+        return rows
 
     def _prove(self) -> None:
         """Once: training changes weights, and no weight can make a right model wrong."""
@@ -160,7 +164,8 @@ class StitchLLM:
 
     def save_pretrained(self, folder: str | os.PathLike[str], **keywords: Any) -> None:
         """The model's, and the tokenizer's where there is one."""
-        self.model.save_pretrained(folder, **keywords)
+        with written_or_told(folder):
+            self.model.save_pretrained(folder, **keywords)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(folder)
 
@@ -187,7 +192,9 @@ def _loaded(folder: Path) -> tuple[StitchedModel, Path]:
         raise UsageError(text, hint=_("Write a recipe that takes its layers, and stitch it with `brim stitch`."))
     try:
         return StitchedModel.from_pretrained(folder), folder
-    except (OSError, ValueError, RuntimeError) as error:
+    except BrimError:
+        raise
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
         why = str(error).strip().partition("\n")[0].rstrip(".")
         raise RunError(_("The model in {folder} cannot be loaded: {why}.").format(folder=folder, why=why)) from error
 
@@ -200,7 +207,7 @@ def _tokenizer_in(folder: Path | None) -> Any:
 
     automatic: Any = AutoTokenizer
     try:
-        return automatic.from_pretrained(folder)
+        return automatic.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = str(error).strip().partition("\n")[0].rstrip(".")
         say(_("The tokenizer in {folder} cannot be loaded, and is left out: {why}.").format(folder=folder, why=why))
@@ -208,16 +215,45 @@ def _tokenizer_in(folder: Path | None) -> Any:
 
 
 @contextmanager
-def _trained_in_float32(model: StitchedModel, *, is_scaled: bool) -> Iterator[None]:
-    """fp16 gradients cannot be unscaled: what trains is held in float32 for as long as it does."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad and parameter.dtype == torch.float16]
-    if not is_scaled or not trained:
+def _as_before(model: StitchedModel) -> Iterator[None]:
+    """What a Trainer switches for as long as it trains is switched back, however that ends."""
+    uses_cache = model.config.use_cache
+    was_checkpointing = model.is_gradient_checkpointing
+    try:
+        yield
+    finally:
+        if not was_checkpointing and model.is_gradient_checkpointing:
+            model.gradient_checkpointing_disable()
+        model.config.use_cache = uses_cache
+        model.eval()
+
+
+def _half(model: StitchedModel) -> list[torch.nn.Parameter]:
+    """What trains and is held at half precision."""
+    halves = (torch.float16, torch.bfloat16)
+    return [parameter for parameter in model.parameters() if parameter.requires_grad and parameter.dtype in halves]
+
+
+@contextmanager
+def _trained_in_float32(model: StitchedModel, *, is_cast: bool) -> Iterator[None]:
+    """What trains is held in float32 for as long as it does: steps smaller than the spacing of bfloat16 would be lost (near 1 that is
+    0.004), and gradients in float16 cannot be unscaled. It needs autocast, since the layers beside it stay as they are.
+    """
+    trained = _half(model)
+    if not trained:
         yield
         return
+    dtype = str(trained[0].dtype).removeprefix("torch.")
+    if not is_cast:
+        say(_("What trains is held in {dtype}, where small steps are lost: leave bf16=False out.").format(dtype=dtype))
+        yield
+        return
+    say(_("What trains is held in float32 until it is saved, and rounded to {dtype} then.").format(dtype=dtype))
+    before = [parameter.dtype for parameter in trained]
     for parameter in trained:
         parameter.data = parameter.data.float()
     try:
         yield
     finally:
-        for parameter in trained:
-            parameter.data = parameter.data.half()
+        for parameter, own in zip(trained, before, strict=True):
+            parameter.data = parameter.data.to(own)

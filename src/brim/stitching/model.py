@@ -15,17 +15,21 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.generic import can_return_tuple
 
-from brim.errors import UnsupportedError, UsageError
+from brim.errors import RunError, UnsupportedError, UsageError
 from brim.locale import _
 from brim.stitching.adapters import AdapterModule, build_adapter
-from brim.stitching.caching import fit, new_cache, outlived_at, refuse_other_kinds, views
+from brim.stitching.angles import outlived_at
+from brim.stitching.caching import fit, new_cache, refuse_other_kinds, views
+from brim.stitching.checking import check_config
 from brim.stitching.config import MODEL_TYPE, StitchedConfig
 from brim.stitching.freezing import freeze
 from brim.stitching.parts import build_part, name_within
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Self
 
 # Typed as of one release of transformers; several are supported.
@@ -48,6 +52,7 @@ class StitchedModel(_Pretrained, _Generating):  # type: ignore[misc]
     _supports_attention_backend = True
 
     def __init__(self, config: StitchedConfig) -> None:
+        check_config(config)
         attention, last = config._attn_implementation, len(config.parts) - 1  # noqa: SLF001
         super().__init__(config)
         self.loss_type = "ForCausalLM"
@@ -68,10 +73,13 @@ class StitchedModel(_Pretrained, _Generating):  # type: ignore[misc]
 
     @classmethod
     def from_pretrained(cls, *args: Any, **keywords: Any) -> Any:
-        """As of any model; what was frozen when it was saved is frozen again."""
-        loaded = super().from_pretrained(*args, **keywords)
-        freeze(loaded[0] if isinstance(loaded, tuple) else loaded)
-        return loaded
+        """As of any model; what was frozen when it was saved is frozen again, and weights that are not there are not drawn at random."""
+        wants_told = keywords.pop("output_loading_info", False)
+        loaded, told = super().from_pretrained(*args, output_loading_info=True, **keywords)
+        if not keywords.get("ignore_mismatched_sizes"):
+            _refuse_half_a_model(told)
+        freeze(loaded)
+        return (loaded, told) if wants_told else loaded
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
@@ -89,6 +97,9 @@ class StitchedModel(_Pretrained, _Generating):  # type: ignore[misc]
         """Logits for each token, and the loss where there are labels; `attention_mask` is 2-D, ones for tokens and zeros for padding."""
         if (input_ids is None) == (inputs_embeds is None):
             raise UsageError(_("A model needs either input_ids or inputs_embeds, and not both."))
+        if attention_mask is not None and getattr(attention_mask, "ndim", 0) != 2:
+            text = _("A stitched model makes the masks of its layers itself, of a 2-D mask: ones for tokens, zeros for padding.")
+            raise UnsupportedError(text, hint=_("For packed rows leave the mask out, and give position_ids that begin anew."))
         hidden: Tensor = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
         cache = self._cache_for(past_key_values, use_cache, attention_mask, position_ids, labels)
         if position_ids is None:
@@ -127,11 +138,14 @@ class StitchedModel(_Pretrained, _Generating):  # type: ignore[misc]
         """The cache to fill, if any: none is made in training, nor for packed sequences, whose borders a cache would hide."""
         if self._checkpoints:
             return None
+        is_packed = mask is None and position_ids is not None and _restarts(position_ids)
         if past is not None:
+            if is_packed:
+                raise UsageError(_("Several sequences in one row (position_ids that begin anew) cannot share a cache."))
             fit(past, self._configs)
             return past
         wanted = self.config.use_cache and labels is None and not self.training if use_cache is None else use_cache
-        if not wanted or (mask is None and position_ids is not None and _restarts(position_ids)):
+        if not wanted or is_packed:
             return None
         return new_cache(self._configs)
 
@@ -179,13 +193,32 @@ class StitchedModel(_Pretrained, _Generating):  # type: ignore[misc]
     def enable_input_require_grads(self) -> None:
         """Nothing to do: `forward` sees to it where a part trains, so that frozen layers in front are not run backward for nothing."""
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, past_key_values: Any = None, **kwargs: Any) -> Any:
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        past_key_values: Any = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """As of any model; a cache that has become wrong is made anew."""
-        if past_key_values is not None:
-            past = past_key_values.get_seq_length()
-            if any(past <= length < input_ids.shape[1] for length in outlived_at(self._configs)):
-                past_key_values, kwargs["next_sequence_length"] = None, None
-        return super().prepare_inputs_for_generation(input_ids, past_key_values=past_key_values, **kwargs)
+        if past_key_values is not None and self._is_outlived(past_key_values, input_ids, attention_mask):
+            past_key_values, kwargs["next_sequence_length"] = None, None
+            if inputs_embeds is not None:  # of the prompt: what was said since is in the tokens
+                inputs_embeds = torch.cat([inputs_embeds, self.get_input_embeddings()(input_ids)], dim=1)
+                kwargs["is_first_iteration"] = True
+        return super().prepare_inputs_for_generation(
+            input_ids, past_key_values=past_key_values, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
+        )
+
+    def _is_outlived(self, cache: Any, input_ids: Tensor, mask: Tensor | None) -> bool:
+        """Whether the longest row, without its padding, now crosses a border of LongRoPE."""
+        borders = outlived_at(self._configs)
+        if not borders:
+            return False
+        whole, length = (input_ids.shape[1],) * 2 if mask is None else (mask.shape[1], int(mask.sum(dim=-1).max()))
+        before = length - (whole - cache.get_seq_length())
+        return any(before <= border < length for border in borders)
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **keywords: Any
@@ -221,6 +254,23 @@ def register() -> None:
     """Let transformers find a stitched model by its config: `AutoModelForCausalLM.from_pretrained(folder)`."""
     AutoConfig.register(MODEL_TYPE, StitchedConfig, exist_ok=True)
     AutoModelForCausalLM.register(StitchedConfig, StitchedModel, exist_ok=True)
+    # Where the Trainer looks up, by its name, whether labels of a class are to be shifted when they are smoothed.
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(MODEL_TYPE, StitchedModel.__name__)
+
+
+def _refuse_half_a_model(told: Mapping[str, Any]) -> None:
+    """What a file does not hold, transformers draws at random: it warns and goes on."""
+    texts = {
+        "missing_keys": _("The weights of this stitched model are not complete: {count} are missing, {first} among them."),
+        "mismatched_keys": _(
+            "The weights of this stitched model have other shapes than its config says: {count}, {first} among them."
+        ),
+        "unexpected_keys": _("The file of this stitched model holds weights that it does not have: {count}, {first} among them."),
+    }
+    for kind, text in texts.items():
+        names = sorted(str(name[0] if isinstance(name, tuple) else name) for name in told.get(kind) or ())
+        if names:
+            raise RunError(text.format(count=len(names), first=names[0]), hint=_("Copy or stitch it anew."))
 
 
 def _positions(hidden: Tensor, mask: Tensor | None, cache: Any) -> Tensor:

@@ -11,10 +11,9 @@ import torch
 
 from brim.errors import UsageError
 from brim.locale import _
-from brim.step.loading import lengths_of
+from brim.step.micro import IGNORED
+from brim.stitching.tokens import checked_lengths, packed_rows
 
-IGNORED = -100
-"""A label that nothing is learned from."""
 Say = Callable[[str], None]
 
 
@@ -24,20 +23,28 @@ class Rows:
 
     data: Any
     lengths: Any
+    real_lengths: Any
+    """Without the padding that a row brought along."""
 
 
 @dataclass(frozen=True)
 class Pad:
-    """Rows as one batch: filled up on the right, masked there, and with labels that are the tokens where a row has none of its own."""
+    """Rows as one batch: filled up on the right, masked there, and with labels that are the tokens where a row has none of its own.
+
+    Padding that a row brings along is no token to learn.
+    """
 
     token: int
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """The batch."""
         ids = [_tensor(row["input_ids"]) for row in rows]
-        labels = [own if row.get("labels") is None else _tensor(row["labels"]) for own, row in zip(ids, rows, strict=True)]
         given = [row.get("attention_mask") for row in rows]
         masks = [torch.ones_like(own) if mask is None else _tensor(mask) for own, mask in zip(ids, given, strict=True)]
+        labels = [
+            own.masked_fill(mask == 0, IGNORED) if row.get("labels") is None else _tensor(row["labels"])
+            for own, mask, row in zip(ids, masks, rows, strict=True)
+        ]
         return {"input_ids": _joined(ids, self.token), "attention_mask": _joined(masks, 0), "labels": _joined(labels, IGNORED)}
 
 
@@ -65,10 +72,11 @@ def rows_of(dataset: Any, tokenizer: Any, *, positions: int | None, vocabulary: 
     if _is_text(dataset[0]):
         data = _tokenised(dataset, tokenizer, positions, say)
         _refuse_foreign_tokens(data, vocabulary)
-        return Rows(data, lengths_of(data))
-    lengths = lengths_of(dataset)
+        lengths = np.array([len(row["input_ids"]) for row in data])
+        return Rows(data, lengths, lengths)
+    lengths, real_lengths = checked_lengths(dataset, vocabulary)
     _refuse_impossible_lengths(lengths, positions)
-    return Rows(dataset, lengths)
+    return Rows(dataset, lengths, real_lengths)
 
 
 def _is_text(item: Any) -> bool:
@@ -77,10 +85,7 @@ def _is_text(item: Any) -> bool:
         return True
     if isinstance(item, Mapping):
         if "position_ids" in item:
-            text = _("Rows with position_ids hold several sequences each, and padding them into batches would lose the borders.")
-            raise UsageError(
-                text, hint=_("Give each sequence as a row of its own: brim sorts them into batches with little padding.")
-            )
+            raise packed_rows()
         if "input_ids" in item:
             return False
         if isinstance(item.get("text"), str):
@@ -132,9 +137,6 @@ def _refuse_foreign_tokens(rows: list[dict[str, list[int]]], vocabulary: int) ->
 
 
 def _refuse_impossible_lengths(lengths: Any, positions: int | None) -> None:
-    if not np.min(lengths):
-        place = int(np.argmin(lengths))
-        raise UsageError(_("Row {place} of the training data has no tokens.").format(place=place), hint=_("Leave it out."))
     if positions is not None and np.max(lengths) > positions:
         text = _("{count} rows are longer than the {positions} positions of the model; the longest has {longest} tokens.")
         raise UsageError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from brim.errors import UsageError
 from brim.locale import _
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from brim.stitching.recipe import Vocabulary
+
+_FILES: Final = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model")
+"""What a tokenizer may be made of where there is no tokenizer.json."""
 
 
 def shared_rows(first: tuple[str, int], last: tuple[str, int], vocabulary: Vocabulary) -> int:
@@ -30,10 +33,11 @@ def shared_rows(first: tuple[str, int], last: tuple[str, int], vocabulary: Vocab
 
 
 def refuse_other_tokens(first: tuple[str, Path], last: tuple[str, Path], rows: int) -> None:
-    """Compare the tokenizers of both folders, where both have a tokenizer.json, in the rows that the stitch has."""
+    """Compare the tokenizers of both folders, where both have one, in the rows that the stitch has."""
     (first_name, first_folder), (last_name, last_folder) = first, last
     ours, theirs = _tokens(first_folder), _tokens(last_folder)
     if ours is None or theirs is None:
+        _refuse_other_files(first, last)
         return
     for number in range(rows):
         if number in ours and number in theirs and ours[number] != theirs[number]:
@@ -53,8 +57,21 @@ def refuse_other_tokens(first: tuple[str, Path], last: tuple[str, Path], rows: i
         )
 
 
+def _refuse_other_files(first: tuple[str, Path], last: tuple[str, Path]) -> None:
+    """Where tokens cannot be read, what is left to compare is the files that both have."""
+    (first_name, first_folder), (last_name, last_folder) = first, last
+    for name in _FILES:
+        both = [folder / name for folder in (first_folder, last_folder)]
+        if all(path.is_file() for path in both) and both[0].read_bytes() != both[1].read_bytes():
+            text = _("Donors {first} and {last} have different tokenizers: their {file} is not the same.")
+            raise UsageError(
+                text.format(first=first_name, last=last_name, file=name),
+                hint=_("End with a piece of {first} that has no layers: its norm and its head.").format(first=first_name),
+            )
+
+
 def _tokens(folder: Path) -> dict[int, str] | None:
-    """The tokens of a folder's tokenizer.json by number; None if it has none that can be read."""
+    """The tokens of a folder's tokenizer by number; None if it has none that can be read."""
     try:
         content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
         listed = content["model"]["vocab"]
@@ -62,5 +79,18 @@ def _tokens(folder: Path) -> dict[int, str] | None:
         found = {int(number): str(token) for token, number in pairs}
         found.update({int(entry["id"]): str(entry["content"]) for entry in content.get("added_tokens") or ()})
     except (OSError, ValueError, KeyError, TypeError, IndexError):
-        return None
+        return _tokens_of_older_files(folder)
     return found
+
+
+def _tokens_of_older_files(folder: Path) -> dict[int, str] | None:
+    if not any((folder / name).is_file() for name in _FILES):
+        return None
+    from transformers import AutoTokenizer
+
+    automatic: Any = AutoTokenizer
+    try:
+        known = automatic.from_pretrained(folder, trust_remote_code=False, local_files_only=True).get_vocab()
+    except Exception:  # noqa: BLE001 (whatever reads a strange file: then its bytes are compared)
+        return None
+    return {int(number): str(token) for token, number in known.items()}
