@@ -86,6 +86,15 @@ def show(*renderables: RenderableType) -> None:
         _write(line.rstrip())
 
 
+def indented(text: str) -> RenderableType:
+    """Two columns in, also where a terminal wraps the line."""
+    if not is_terminal():
+        return f"  {text}"
+    from rich.padding import Padding
+
+    return Padding(text, (0, 0, 0, 2))
+
+
 def is_terminal() -> bool:
     """Whether a person looks at stdout."""
     return sys.stdout is not None and sys.stdout.isatty()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from brim.cli._output import Column, show, table
+from brim.cli._output import Column, indented, show, table
 from brim.locale import N_, _
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
 
     from brim.records import Proof, Verification
@@ -68,18 +69,20 @@ def _row(proof: Proof) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _explained(proof: Proof, told: set[str], *, several: bool) -> list[str]:
+def _explained(proof: Proof, told: set[str], *, several: bool) -> list[RenderableType]:
     """What is wrong with it; how to mend it is told once."""
     where = f" ({proof.attention})" if several and proof.attention else ""
-    lines = [_("{name}{where}: {verdict}").format(name=proof.name, where=where, verdict=proof.verdict), f"  {proof.diagnosis}"]
+    lines = [proof.diagnosis]
     if proof.norm_ratio is not None and proof.cosine is not None:
-        lines.append(_("  Cosine {cosine:.6f}, norm ratio {ratio:.6g}.").format(cosine=proof.cosine, ratio=proof.norm_ratio))
+        text = _("In the worst case the cosine of the two gradients is {cosine:.6f} and the ratio of their norms {ratio:.4g}.")
+        lines.append(text.format(cosine=proof.cosine, ratio=proof.norm_ratio))
     if proof.mend:
-        lines.append(_("  Mend: {text}").format(text=_("as above.") if proof.mend in told else proof.mend))
+        lines.append(_("Mend: {text}").format(text=_("as above.") if proof.mend in told else proof.mend))
         told.add(proof.mend)
     if proof.verdict == "fail":
-        lines.append(_("  Tested: {text}.").format(text=proof.tested))
-    return lines
+        lines.append(_("Tested: {text}.").format(text=proof.tested))
+    heading = _("{name}{where}: {verdict}").format(name=proof.name, where=where, verdict=proof.verdict)
+    return [heading, *(indented(line) for line in lines)]
 
 
 def _closing(found: Verification) -> str:
@@ -87,7 +90,7 @@ def _closing(found: Verification) -> str:
     failures = found.failures()
     if not failures:
         return _("Right at every batch size that was tried. {seconds}.").format(seconds=seconds)
-    names = ", ".join(sorted({proof.name for proof in failures}))
+    names = ", ".join(dict.fromkeys(proof.name for proof in failures))
     return _("Not right: {names}. What was trained with it may be wrong even where it ran. {seconds}.").format(
         names=names, seconds=seconds
     )

@@ -190,7 +190,7 @@ def _why(told: Table, untold: Table, tolerance: float) -> Cause:
     even_untold = [each for (evenness, _size), each in untold.items() if evenness == "even"]
     if even_told and max(each.miss for each in even_told) > tolerance:
         if all(_is_like(each.ratio, each.slices) for each in even_told):
-            return signatures.never_averaged(max(each.slices for each in even_told))
+            return signatures.never_averaged()
         if all(each.ratio < 0.9 for each in even_told):
             return signatures.averaged_twice(min(each.ratio for each in even_told))
     if max(each.miss for each in even_untold) > tolerance:

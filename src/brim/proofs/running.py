@@ -143,7 +143,7 @@ def _in_both_modes(subject: Subject, name: ProofName, prove: Callable[[], Proof]
 
 def _explained(proof: Proof, root: Proof | None) -> Proof:
     """A failure that follows from another is told as that: one fault, one cause."""
-    if root is None or proof.verdict != "fail" or root.signature == proof.signature == "mask-2d":
+    if root is None or proof.verdict != "fail":
         return proof
     text = _("This follows from what failed under {name}, where the cause is told.").format(name=root.name)
     return dataclasses.replace(proof, signature=root.signature, diagnosis=text, mend=root.mend)

@@ -232,18 +232,17 @@ def positions_not_restarted() -> Cause:
     )
 
 
-def never_averaged(slices: int) -> Cause:
+def never_averaged() -> Cause:
     """The trainer's number is ignored."""
     return Cause(
         "loss-never-averaged",
         _(
-            "Accumulated over {slices} micro-batches the gradient is {slices} times too large: forward takes "
-            "num_items_in_batch (by name or by **kwargs), and then takes its own mean, so nobody divides by the number of "
-            "micro-batches (transformers#47688)."
-        ).format(slices=slices),
+            "Accumulated, the gradient is about as many times too large as there are micro-batches: forward takes num_items_in_batch "
+            "(by name or by **kwargs) and then takes its own mean, so nobody divides by their number (transformers#47688)."
+        ),
         _(
-            "Divide the sum by it: self.loss_function(logits=logits, labels=labels, vocab_size=vocab_size, **kwargs). Or say "
-            "that you do not: accepts_loss_kwargs = False on the class."
+            "Divide the sum by it: transformers.loss.loss_utils.ForCausalLMLoss(logits=logits, labels=labels, vocab_size=vocab_size, "
+            "**kwargs), which is self.loss_function of a PreTrainedModel. Or say that you do not: accepts_loss_kwargs = False on the class."
         ),
     )
 
