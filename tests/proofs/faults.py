@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import pytest
 from torch import nn
 
 from tests.proofs import fault_losses as losses, fault_masks as masks, fault_rows as rows
@@ -178,3 +179,12 @@ LOSSES = [
 ]
 
 FAULTS = [*FLAT_MASKS, *MASKS, *PADDING, *PACKING, *ROWS, *LOSSES]
+
+
+def first_of_each(faults: Sequence[Fault]) -> list[Any]:
+    """One of each signature at once; further ways to make the same mistake take their time."""
+    seen = [fault.signature for fault in faults]
+    return [
+        pytest.param(fault, id=fault.name, marks=() if seen.index(fault.signature) == place else pytest.mark.slow)
+        for place, fault in enumerate(faults)
+    ]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
 
 from brim.proofs.verify import verify
 from brim.records.verifications import Proof, Verification
-from tests.proofs.faults import FAULTS, FLAT_MASKS, Fault
+from tests.proofs.faults import FAULTS, FLAT_MASKS, Fault, first_of_each
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +27,7 @@ def proof_of(found: Verification, name: str) -> Proof:
     return proof
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", first_of_each(FAULTS))
 def test_a_fault_is_found_and_named_by_its_proof(fault: Fault) -> None:
     found = verified(fault)
     assert not found.is_proven
@@ -39,15 +37,6 @@ def test_a_fault_is_found_and_named_by_its_proof(fault: Fault) -> None:
         assert proof.signature in fault.names(), proof
         assert proof.diagnosis
         assert proof.mend
-
-
-def first_of_each(faults: Sequence[Fault]) -> list[Any]:
-    """One of each signature at once; further ways to make the same mistake take their time."""
-    seen = [fault.signature for fault in faults]
-    return [
-        pytest.param(fault, id=fault.name, marks=() if seen.index(fault.signature) == place else pytest.mark.slow)
-        for place, fault in enumerate(faults)
-    ]
 
 
 @pytest.mark.parametrize("fault", first_of_each(FAULTS))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.proofs import laws
-from tests.proofs.faults import FAULTS, Fault
+from tests.proofs.faults import FAULTS, Fault, first_of_each
 from tests.proofs.healthy import CAUSAL, Healthy
 
 # What a model must take for a law to be put to it.
@@ -29,18 +29,19 @@ def distance(law: str, model: torch.nn.Module) -> float:
     return max(1 - cosine, abs(ratio - 1))
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", first_of_each(FAULTS))
 def test_the_fault_is_there(fault: Fault) -> None:
     for law in (fault.proof, *fault.also):
         assert distance(law, fault.build()) > PLAIN
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", first_of_each(FAULTS))
 def test_the_twin_keeps_every_law(fault: Fault) -> None:
     model = fault.mended()
     assert {law: found for law in applying(model) if (found := distance(law, model)) > TOLERANCE} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("healthy", CAUSAL, ids=lambda healthy: healthy.name)
 def test_a_library_model_breaks_no_law_but_what_is_known_of_it(healthy: Healthy) -> None:
     model = healthy.build()

@@ -88,7 +88,7 @@ def _not_causal(sight: Sight) -> Cause:
 
 
 def _named(sight: Sight) -> str:
-    return {"sdpa": "SDPA", "eager": "eager attention"}.get(sight.attention or "", sight.attention or "")
+    return {"sdpa": "SDPA", "eager": _("eager attention")}.get(sight.attention or "", sight.attention or "")
 
 
 def of_hidden_states(sights: Sequence[Sight], batch: int, tokens: int) -> Cause | None:

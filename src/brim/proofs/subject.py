@@ -111,7 +111,7 @@ class Subject:
     @property
     def is_of_transformers(self) -> bool:
         """Whether its forward is one that transformers ships."""
-        return str(type(inner_model(self.model)).forward.__module__).startswith("transformers.models.")
+        return str(type(inner_model(self.model)).forward.__module__).startswith("transformers.")
 
     @property
     def attention(self) -> str | None:

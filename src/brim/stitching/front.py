@@ -194,7 +194,7 @@ def _loaded(folder: Path) -> tuple[StitchedModel, Path]:
         return StitchedModel.from_pretrained(folder), folder
     except BrimError:
         raise
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError, SafetensorError) as error:
         why = str(error).strip().partition("\n")[0].rstrip(".")
         raise RunError(_("The model in {folder} cannot be loaded: {why}.").format(folder=folder, why=why)) from error
 

@@ -202,7 +202,10 @@ class StitchedModel(_Pretrained, _Generating):  # type: ignore[misc]
         **kwargs: Any,
     ) -> Any:
         """As of any model; a cache that has become wrong is made anew."""
-        if past_key_values is not None and self._is_outlived(past_key_values, input_ids, attention_mask):
+        positions = kwargs.get("position_ids")
+        if positions is None:  # older releases leave them to the model
+            positions = _positions(input_ids, attention_mask, None)
+        if past_key_values is not None and self._is_outlived(past_key_values, positions):
             past_key_values, kwargs["next_sequence_length"] = None, None
             if inputs_embeds is not None:  # of the prompt: what was said since is in the tokens
                 inputs_embeds = torch.cat([inputs_embeds, self.get_input_embeddings()(input_ids)], dim=1)
@@ -211,19 +214,20 @@ class StitchedModel(_Pretrained, _Generating):  # type: ignore[misc]
             input_ids, past_key_values=past_key_values, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
         )
 
-    def _is_outlived(self, cache: Any, input_ids: Tensor, mask: Tensor | None) -> bool:
+    def _is_outlived(self, cache: Any, positions: Tensor) -> bool:
         """Whether the longest row, without its padding, now crosses a border of LongRoPE."""
         borders = outlived_at(self._configs)
-        if not borders:
-            return False
-        whole, length = (input_ids.shape[1],) * 2 if mask is None else (mask.shape[1], int(mask.sum(dim=-1).max()))
-        before = length - (whole - cache.get_seq_length())
+        length = int(positions.max()) + 1 if borders else 0
+        before = length - (positions.shape[-1] - cache.get_seq_length())
         return any(before <= border < length for border in borders)
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **keywords: Any
     ) -> None:
         refuse_other_kinds(generation_config.cache_implementation)
+        if getattr(generation_config, "prefill_chunk_size", None) and outlived_at(self._configs):
+            text = _("A model with LongRoPE cannot read its prompt in chunks: the first ones would be turned by other angles.")
+            raise UnsupportedError(text, hint=_("Leave prefill_chunk_size out."))
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **keywords)
         cache = model_kwargs.get("past_key_values")
         if cache is not None:
@@ -274,7 +278,7 @@ def _refuse_half_a_model(told: Mapping[str, Any]) -> None:
 
 
 def _positions(hidden: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
-    """The place of each token in its sequence: padding does not count, and what is in the cache does."""
+    """The place of each token (or hidden state) in its sequence: padding does not count, and what is in the cache does."""
     length = hidden.shape[1]
     if mask is not None and mask.ndim == 2:
         places: Tensor = mask.long().cumsum(-1) - 1
