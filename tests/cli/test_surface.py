@@ -43,7 +43,7 @@ SURFACE = {
     ],
     "verify": [
         "--attention", "--config", "--full", "--help", "--json", "--lang", "--output", "--precision", "--proofs", "--seed", "--seq-len",
-        "--shrunk", "--task", "--trust-remote-code", "-h", "-o", "model",
+        "--shrunk", "--task", "--trust-remote-code", "-h", "-o", "models",
     ],
     "stitch": [
         "--as-family", "--config", "--device", "--dry-run", "--force", "--gpu", "--help", "--json", "--lang", "--memory", "--micro-batch",

@@ -44,6 +44,18 @@ def test_a_shrunk_copy_says_what_it_is_and_a_file_holds_the_result(cli: Cli, tmp
     assert Verification.read(tmp_path / "proofs.json").is_proven
 
 
+def test_several_models_get_a_line_each_and_one_document(cli: Cli) -> None:
+    names = ("tests.cli.stitched_by_hand:broken", "tests.cli.stitched_by_hand:mended")
+    ended = cli("verify", *names, "--proofs", "causality")
+    assert ended.code == 1
+    assert f"✗  {names[0]}" in ended.out
+    assert f"✓  {names[1]}" in ended.out
+    assert "of which 1 are not right" in ended.out
+    document = json.loads(cli("verify", *names, "--proofs", "causality", "--json").out)
+    assert document["schema"] == "brim.verifications/1"
+    assert [each["model"] for each in document["models"]] == list(names)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -52,6 +64,7 @@ def test_a_shrunk_copy_says_what_it_is_and_a_file_holds_the_result(cli: Cli, tmp
         (("llama-3.1-8b", "--proofs", "spelling"), "no proof 'spelling'"),
         (("llama-3.1-8b", "-o", "/nowhere/at/all.json"), "in a folder that exists"),
         (("llama-3.1-8b", "--attention", "fast"), "fast"),
+        (("llama-3.1-8b", "qwen2.5-7b", "-o", "proofs.json"), "-o holds one result"),
         (("t5-small", "--task", "masked-lm"), "no model of the type t5"),
     ],
 )

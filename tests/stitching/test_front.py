@@ -16,12 +16,12 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from brim.errors import ConfigError, RunError, UsageError
+from brim.errors import ConfigError, RunError, UnsupportedError, UsageError
 from brim.proofs.verify import verify as really_verify
 from brim.stitching import arguments, proving
 from brim.stitching.front import StitchLLM, _trained_in_float32
 from brim.stitching.model import StitchedModel
-from brim.stitching.rows import Pad, rows_of
+from brim.trainer.hf import BrimTrainer
 from tests.stitching.small import STITCHES, VOCABULARY, fresh_donor, from_recipe, stitched, tokens
 
 WORDS = [f"word{number}" for number in range(VOCABULARY - 3)]
@@ -161,38 +161,12 @@ def test_every_usual_kind_of_data_trains(kind: str, tmp_path: Path, tokenizer: P
     assert any("eval_loss" in entry for entry in model.trainer.state.log_history)
 
 
-def test_labels_are_the_tokens_unless_a_row_has_its_own() -> None:
-    batch = Pad(0)([{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9], "labels": [-100, 9]}])
-    assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 9, 0]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
-    assert batch["labels"].tolist() == [[5, 6, 7], [-100, 9, -100]]
-
-
-BAD_DATA: list[tuple[str, Any, str]] = [
-    ("none", None, "There is no training data."),
-    ("empty", [], "The training data is empty."),
-    ("a name", "data.jsonl", "The training data is str"),
-    ("a stream", iter([]), "can only be iterated"),
-    ("other columns", [{"prompt": "x", "answer": "y"}], "neither input_ids nor text; it has: prompt, answer"),
-    ("numbers", [5], "neither input_ids nor text; it has: int"),
-    ("text without tokenizer", ["word5"], "there is no tokenizer"),
-    ("an empty row", [{"input_ids": [3]}, {"input_ids": []}], "Row 1 of the training data has no tokens"),
-    ("a long row", [{"input_ids": [3] * 129}], "1 rows are longer than the 128 positions of the model; the longest has 129"),
-    ("packed rows", [{"input_ids": [3, 4], "position_ids": [0, 0]}], "several sequences each"),
-]
-
-
-@pytest.mark.parametrize(("data", "says"), [row[1:] for row in BAD_DATA], ids=[row[0] for row in BAD_DATA])
-def test_data_that_cannot_be_trained_on_is_told_before_anything_runs(data: Any, says: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("data", [None, [{"input_ids": [3, VOCABULARY]}]], ids=["none", "bad"])
+def test_data_that_cannot_be_trained_on_is_told_before_anything_runs(data: Any, tmp_path: Path) -> None:
     model = StitchLLM(from_recipe(STITCHES["llama-qwen2-linear"]))
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=r"There is no training data|Row 0 of the training data"):
         model.train(tmp_path / "new", dataset=data, **quick())
     assert not (tmp_path / "new").exists()
-
-
-def test_a_tokenizer_of_another_model_is_told(tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(UsageError, match="gives the token 96, and the model has 50 tokens"):
-        rows_of([WORDS[-1]], tokenizer, positions=None, vocabulary=50, say=lambda _text: None)
 
 
 def test_where_nothing_trains_the_recipe_is_to_say_what_does(tmp_path: Path) -> None:
@@ -267,15 +241,16 @@ def test_the_defaults_are_what_people_expect(tmp_path: Path) -> None:
         (True, False, {}, {"bf16": False, "fp16": True}),
         (True, True, {"fp16": True}, {}),
         (True, True, {"use_cpu": True}, {}),
+        (False, False, {"is_half": True}, {"bf16": True, "use_cpu": True}),
     ],
-    ids=["cpu", "new card", "old card", "said", "cpu wanted"],
+    ids=["cpu", "new card", "old card", "said", "cpu wanted", "halves on a cpu"],
 )
 def test_the_precision_is_what_the_machine_has(
     has_gpu: bool, has_bf16: bool, given: dict[str, bool], chosen: dict[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: has_bf16)
-    assert arguments.precision_for(given) == chosen
+    assert arguments.precision_for(given, is_half=given.pop("is_half", False)) == chosen
 
 
 def test_what_trains_under_a_scaler_is_held_in_float32() -> None:
@@ -284,3 +259,52 @@ def test_what_trains_under_a_scaler_is_held_in_float32() -> None:
         kinds = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
         assert kinds == {torch.float32}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float16}
+
+
+def test_steps_that_are_smaller_than_the_spacing_of_bfloat16_are_not_lost(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = StitchLLM(from_recipe(STITCHES["llama-qwen2-linear"], dtype="bfloat16"), rows(), verify=False)
+    before = model.model.adapters[0].projection.weight.detach().diagonal().clone()
+    model.train(tmp_path, 1e-3, lr_scheduler_type="constant", **quick(max_steps=6))
+    after = model.model.adapters[0].projection.weight.detach()
+    assert after.dtype == torch.bfloat16
+    assert int((after.diagonal() != before).sum()) > 10
+    said = capfd.readouterr().err
+    assert "Training in bf16." in said
+    assert "held in float32 until it is saved, and rounded to bfloat16 then" in said
+
+
+def test_what_training_switched_is_switched_back_however_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = front(verify=False)
+    model.train(tmp_path / "new", **quick(max_steps=1))
+    assert json.loads((tmp_path / "new" / "config.json").read_text())["use_cache"] is True
+
+    def fail(*_arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(BrimTrainer, "train", fail)
+    with pytest.raises(OSError, match="No space left"):
+        model.train(tmp_path / "other", **quick(max_steps=1))
+    assert (model.model.training, model.model.is_gradient_checkpointing, model.model.config.use_cache) == (False, False, True)
+
+
+def test_an_engine_that_cannot_be_is_refused_before_transformers_hears_of_it(tmp_path: Path) -> None:
+    from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+
+    with pytest.raises(UnsupportedError, match="does not run inside DeepSpeed"):
+        front().train(tmp_path / "new", deepspeed={"zero_optimization": {"stage": 3}}, **quick())
+    assert not is_deepspeed_zero3_enabled()
+    with pytest.raises(UnsupportedError, match="does not run inside FSDP"):
+        front().train(tmp_path / "new", fsdp="full_shard", **quick())
+
+
+def test_a_tokenizer_with_code_of_its_own_is_left_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    stitched("llama-qwen2-linear").save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    named = {"tokenizer_class": "Strange", "auto_map": {"AutoTokenizer": ["strange.Strange", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    (tmp_path / "strange.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    assert StitchLLM(tmp_path).tokenizer is None
+    assert not (tmp_path / "ran").exists()
+    assert "cannot be loaded, and is left out" in capfd.readouterr().err

@@ -34,7 +34,7 @@ NEW = 9
 """More than the sliding window of the donors, so that its cache has to forget."""
 
 
-def generate(model: Any, ids: Tensor, **more: Any) -> Tensor:
+def generate(model: Any, ids: Tensor | None, **more: Any) -> Tensor:
     found: Tensor = model.generate(ids, **{"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, **more})
     return found
 
@@ -108,15 +108,44 @@ def test_a_prompt_in_several_bites_gives_the_logits_of_one(name: str) -> None:
     torch.testing.assert_close(torch.cat(found, dim=1), whole, atol=2e-5, rtol=1e-5)
 
 
-def test_keys_that_longer_sequences_turn_by_other_angles_are_made_anew() -> None:
+def phi3_with_a_border() -> Any:
     rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0, 3.0, 4.0, 5.0], "rope_theta": 100.0}
     rope["original_max_position_embeddings"] = 12
-    original = fresh_donor("phi3", rope_parameters=rope, original_max_position_embeddings=12, sliding_window=None)
+    return fresh_donor("phi3", rope_parameters=rope, original_max_position_embeddings=12, sliding_window=None)
+
+
+def test_keys_that_longer_sequences_turn_by_other_angles_are_made_anew() -> None:
+    original = phi3_with_a_border()
     model = assemble(recipe(piece("phi3", 0), piece("phi3", 1, 2)), {"phi3": original})
     for length in (5, 11, 12, 13):
         expected = generate(original, tokens(1, length), use_cache=True)
         assert torch.equal(generate(model, tokens(1, length)), expected)
         assert torch.equal(generate(model, tokens(1, length), use_cache=False), expected)
+        hidden = model.get_input_embeddings()(tokens(1, length))
+        assert torch.equal(generate(model, None, inputs_embeds=hidden), expected[:, length:])
+        ids = torch.cat([torch.zeros(1, 5, dtype=torch.long), tokens(1, length)], dim=1)
+        mask = (torch.arange(length + 5) >= 5).long()[None]
+        assert torch.equal(generate(model, ids, attention_mask=mask)[:, 5:], expected)
+    with pytest.raises(UnsupportedError, match="cannot read its prompt in chunks"):
+        generate(model, tokens(1, 20), prefill_chunk_size=4)
+
+
+def test_hidden_states_can_be_generated_from() -> None:
+    model = stitched("three-donors")
+    ids, mask = padded([tokens(1, length, seed=length)[0] for length in (8, 5)], left=True)
+    expected = generate(model, ids, attention_mask=mask)[:, 8:]
+    hidden = model.get_input_embeddings()(ids)
+    assert torch.equal(generate(model, None, inputs_embeds=hidden, attention_mask=mask), expected)
+
+
+def test_packed_rows_share_no_cache_and_a_mask_is_2_d() -> None:
+    model = stitched("three-donors")
+    positions = torch.tensor([[0, 1, 2, 0, 1]])
+    with pytest.raises(UsageError, match="cannot share a cache"):
+        model(tokens(1, 5), position_ids=positions, past_key_values=DynamicCache())
+    for mask in (torch.ones(1, 1, 5, 5), {"full_attention": None}):
+        with pytest.raises(UnsupportedError, match="makes the masks of its layers itself, of a 2-D mask"):
+            model(tokens(1, 5), attention_mask=mask)
 
 
 def test_only_the_logits_that_are_asked_for_are_made() -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
+from transformers import Trainer, TrainingArguments
 
 from brim.errors import UsageError
 from brim.stitching.model import StitchedModel
-from tests.stitching.small import STITCHES, from_recipe, padded, piece, recipe, stitched, tokens
+from tests.stitching.small import STITCHES, donor, from_recipe, padded, piece, recipe, stitched, tokens
 
 EVERY_STITCH = sorted(STITCHES)
 WITH_ADAPTERS = sorted(set(STITCHES) - {"same-family"})
@@ -125,6 +127,23 @@ def test_packed_training_has_the_gradient_of_the_sequences_alone() -> None:
         labels = ids.masked_fill(positions == 0, -100)
         model(input_ids=ids, labels=labels, position_ids=positions, num_items_in_batch=items).loss.backward()
         assert_close(gradients(model), expected)
+
+
+def test_smoothed_labels_are_those_of_the_next_token(tmp_path: Path) -> None:
+    """The Trainer knows by the name of a class whether labels are to be shifted."""
+    model = from_recipe(recipe(piece("llama", 0, 1, 2), trains=("all",)))
+    arguments = TrainingArguments(str(tmp_path), label_smoothing_factor=0.1, report_to=[], use_cpu=True)
+    batch = ragged()
+    batch["labels"][:, 5] = -100
+    items = (batch["labels"][:, 1:] != -100).sum()
+    tuned: Any = get_peft_model(from_recipe(STITCHES["same-family"]), LoraConfig(r=2, target_modules=["q_proj"]))
+    untuned = from_recipe(STITCHES["same-family"])
+    for ours, theirs in ((model, donor("llama")), (tuned, untuned)):
+        for count in (None, items, items * 2):
+            losses = [Trainer(one, arguments).compute_loss(one, dict(batch), num_items_in_batch=count) for one in (ours, theirs)]
+            torch.testing.assert_close(*losses)
+    plain = model(**batch).loss
+    assert abs(float(Trainer(model, arguments).compute_loss(model, dict(batch)) - plain)) < 0.5
 
 
 @pytest.mark.parametrize(

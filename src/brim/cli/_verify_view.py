@@ -8,6 +8,8 @@ from brim.cli._output import Column, indented, show, table
 from brim.locale import N_, _
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
     from rich.table import Table
 
@@ -37,6 +39,28 @@ def show_verification(found: Verification) -> None:
     if found.notes:
         show("", *(_("Note: {text}").format(text=text) for text in found.notes))
     show("", _closing(found))
+
+
+def show_line(found: Verification) -> None:
+    """One of several models."""
+    words = ", ".join(f"{proof.name} {proof.verdict}" for proof in found.proofs if proof.verdict != "pass") or _("all pass")
+    mark = _MARKS["pass" if found.is_proven else "fail"]
+    show(f"{mark}  {found.model:32}  {words}")
+
+
+def show_failures(found: Sequence[Verification]) -> None:
+    """Of several models: what is wrong with those that are not right."""
+    wrong = [each for each in found if not each.is_proven]
+    for each in wrong:
+        show("")
+        show_verification(each)
+    seconds = sum(each.seconds for each in found)
+    show(
+        "",
+        _("Models: {count}, of which {wrong} are not right. {seconds:.1f} s.").format(
+            count=len(found), wrong=len(wrong), seconds=seconds
+        ),
+    )
 
 
 def _headline(found: Verification) -> str:

@@ -17,6 +17,8 @@ from brim.workload.words import Precision
 if TYPE_CHECKING:
     from brim.records import Verification
 
+SEVERAL = "brim.verifications/1"
+"""Of the document for several models, which holds one `brim.verify/1` for each."""
 _TASKS = ("causal-lm", "masked-lm", "seq2seq", "classification")
 
 
@@ -27,7 +29,7 @@ _TASKS = ("causal-lm", "masked-lm", "seq2seq", "classification")
         "same code and head ratios, fewer layers, fresh weights. Exit code 1: a proof failed, or could not be run."
     )
 )
-@click.argument("model")
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
 @option(
     "--attention",
     type=click.Choice(["eager", "sdpa", "flash2", "all"]),
@@ -51,7 +53,7 @@ _TASKS = ("causal-lm", "masked-lm", "seq2seq", "classification")
 @option("--trust-remote-code", is_flag=True, help=N_("Let a model's own Python code run. Read it first."))
 @click.pass_context
 def command(
-    ctx: click.Context, /, model: str, as_json: bool, full: bool | None, shrunk: bool | None, seq_len: int | None,
+    ctx: click.Context, /, models: tuple[str, ...], as_json: bool, full: bool | None, shrunk: bool | None, seq_len: int | None,
     output: str | None, **options: Any,
 ) -> None:  # fmt: skip
     """Verify, and show what was found."""
@@ -59,24 +61,34 @@ def command(
         raise UsageError(_("--full and --shrunk exclude each other."))
     if output is not None and not (output.strip() and Path(output).parent.is_dir() and not Path(output).is_dir()):
         raise UsageError(_("-o needs the name of a file in a folder that exists, and {path!r} is none.").format(path=output))
+    from brim.cli._verify_view import show_line
     from brim.proofs.subject import LENGTH
     from brim.proofs.verify import verify
 
     options["size"] = "full" if full else "shrunk" if shrunk else "auto"
     options["length"] = seq_len or LENGTH
-    with quiet_libraries(), working(_("Verifying {model} ...").format(model=model)):
-        found = verify(model, **options)
+    if output is not None and len(models) > 1:
+        raise UsageError(_("-o holds one result, and {count} models were named.").format(count=len(models)))
+    found: list[Verification] = []
+    for model in models:
+        with quiet_libraries(), working(_("Verifying {model} ...").format(model=model)):
+            found.append(verify(model, **options))
+        if len(models) > 1 and not as_json:
+            show_line(found[-1])
     _give(found, output, as_json=as_json)
-    ctx.exit(0 if found.is_proven else 1)
+    ctx.exit(0 if all(each.is_proven for each in found) else 1)
 
 
-def _give(found: Verification, output: str | None, *, as_json: bool) -> None:
+def _give(found: list[Verification], output: str | None, *, as_json: bool) -> None:
     if output is not None:
-        found.write(Path(output))
+        found[0].write(Path(output))
         note(_("Written: {paths}").format(paths=output))
-    if as_json:
-        print_json(found.to_dict())
-        return
-    from brim.cli._verify_view import show_verification
+    from brim.cli._verify_view import show_failures, show_verification
 
-    show_verification(found)
+    if as_json:
+        whole = found[0].to_dict() if len(found) == 1 else {"schema": SEVERAL, "models": [each.to_dict() for each in found]}
+        print_json(whole)
+    elif len(found) == 1:
+        show_verification(found[0])
+    else:
+        show_failures(found)

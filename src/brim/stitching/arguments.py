@@ -65,7 +65,8 @@ def precision_for(given: Mapping[str, Any], *, is_half: bool = False) -> dict[st
     if given.get("bf16") or given.get("fp16"):
         return {}
     if given.get("use_cpu") or not torch.cuda.is_available():
-        return {"bf16": True} if is_half else {}
+        has_only_cpu = bool(given.get("use_cpu")) or not torch.accelerator.is_available()
+        return {"bf16": True, "use_cpu": True} if is_half and has_only_cpu else {}
     has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     return {"bf16": has_bf16, "fp16": not has_bf16}
 

@@ -208,7 +208,8 @@ class StitchedModel(_Pretrained, _Generating):  # type: ignore[misc]
         if past_key_values is not None and self._is_outlived(past_key_values, positions):
             past_key_values, kwargs["next_sequence_length"] = None, None
             if inputs_embeds is not None:  # of the prompt: what was said since is in the tokens
-                inputs_embeds = torch.cat([inputs_embeds, self.get_input_embeddings()(input_ids)], dim=1)
+                said = input_ids[:, input_ids.shape[1] + inputs_embeds.shape[1] - positions.shape[-1] :]
+                inputs_embeds = torch.cat([inputs_embeds, self.get_input_embeddings()(said)], dim=1)
                 kwargs["is_first_iteration"] = True
         return super().prepare_inputs_for_generation(
             input_ids, past_key_values=past_key_values, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs

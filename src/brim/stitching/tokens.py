@@ -40,8 +40,8 @@ def _rows(dataset: Any) -> Iterator[Any]:
         yield from (dataset[place] for place in range(len(dataset)))
         return
     names = [name for name in _COLUMNS if name in columns]
-    for batch in dataset.select_columns(names).with_format("numpy").iter(batch_size=_AT_ONCE):
-        for values in zip(*(batch[name] for name in names), strict=True):
+    for table in dataset.select_columns(names).with_format("arrow").iter(batch_size=_AT_ONCE):
+        for values in zip(*(table[name].to_numpy() for name in names), strict=True):
             yield dict(zip(names, values, strict=True))
 
 
