@@ -94,7 +94,8 @@ def test_a_dry_run_as_json_is_one_document(cli: Cli, folder: Path) -> None:
     assert all(each["trainable_parameters"] == 33 * 48 and each["settings"]["micro_batch"] == 2 for each in document["estimates"])
 
 
-def test_a_stitch_loads_without_its_donors(cli: Cli, folder: Path, made: Path) -> None:
+def test_a_stitch_loads_without_its_donors(cli: Cli, folder: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proving, "verify", lambda model, **keywords: really_verify(model, proofs=["causality"], **keywords))
     recipe = write(folder, TWO)
     expected = stitch(read_recipe(recipe))
     ended = cli("stitch", recipe, "-o", str(folder / "new"), "--json")

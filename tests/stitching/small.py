@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import Tensor
@@ -62,7 +63,12 @@ CONFIGS: Mapping[str, Callable[[], Any]] = {
     "stablelm": lambda: transformers.StableLmConfig(**_wide(32)),
     "starcoder2": lambda: transformers.Starcoder2Config(**_wide(32, sliding_window=WINDOW, embedding_dropout=0.1)),
 }  # fmt: skip
+SLOW = pytest.mark.slow
 MAIN = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "gpt2")
+
+
+FEW = ("llama", "qwen2", "gemma2", "gpt2")
+"""Those that differ most: sliding layers, capped scores, positions in a table."""
 
 
 def attentions(family: str) -> tuple[str, ...]:
@@ -109,6 +115,11 @@ STITCHES: Mapping[str, Recipe] = {
     "three-donors": recipe(piece("qwen3", 0), piece("mistral", 1, by="mlp"), piece("gemma3_text", 0, 1, by="linear")),
     "back-to-the-first-head": recipe(piece("qwen3", 0), piece("gpt2", 1, by="linear"), piece("qwen3", by="mlp")),
 }
+
+
+def some(*names: str, of: Iterable[str] = STITCHES) -> list[Any]:
+    """All of them, of which only these are quick: what one proves, the others prove again."""
+    return [pytest.param(name, marks=() if name in names else SLOW) for name in sorted(of)]
 
 
 def stitched(name: str, attention: str = "sdpa", **more: Any) -> StitchedModel:

@@ -15,7 +15,6 @@ from brim.stitching.export import export
 from brim.stitching.recipe import Recipe
 from tests.stitching.small import (
     CONFIGS,
-    MAIN,
     attentions,
     fresh_donor,
     from_recipe,
@@ -23,14 +22,13 @@ from tests.stitching.small import (
     piece,
     places,
     recipe,
+    some,
     stitched,
     tokens,
 )
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(family, marks=() if family in MAIN else pytest.mark.slow) for family in sorted(CONFIGS)]
-)
+@pytest.mark.parametrize("family", some("qwen3", "gpt2", of=CONFIGS))
 def test_an_export_is_an_ordinary_model_with_the_same_logits(family: str, tmp_path: Path) -> None:
     attention = attentions(family)[0]
     two = {family: fresh_donor(family, attention=attention), "other": fresh_donor(family, attention=attention, seed=9)}

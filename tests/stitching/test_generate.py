@@ -16,8 +16,8 @@ from brim.stitching.caching import new_cache, views
 from tests.stitching.small import (
     CONFIGS,
     DEPTH,
-    MAIN,
-    STITCHES,
+    FEW,
+    SLOW,
     attentions,
     donor,
     fresh_donor,
@@ -25,11 +25,11 @@ from tests.stitching.small import (
     padded,
     piece,
     recipe,
+    some,
     stitched,
     tokens,
 )
 
-EVERY_STITCH = sorted(STITCHES)
 NEW = 9
 """More than the sliding window of the donors, so that its cache has to forget."""
 
@@ -39,8 +39,8 @@ def generate(model: Any, ids: Tensor | None, **more: Any) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", EVERY_STITCH)
+@pytest.mark.parametrize("attention", ["sdpa", pytest.param("eager", marks=SLOW)])
+@pytest.mark.parametrize("name", some("three-donors", "back-to-the-first-head"))
 def test_the_cache_changes_no_word(name: str, attention: str) -> None:
     model = stitched(name, attention)
     ids, mask = padded([tokens(1, length, seed=length)[0] for length in (8, 5, 2)], left=True)
@@ -54,7 +54,7 @@ def test_the_cache_changes_no_word(name: str, attention: str) -> None:
 @pytest.mark.parametrize(
     ("family", "attention"),
     [
-        pytest.param(family, attention, marks=() if family in MAIN and attention == attentions(family)[0] else pytest.mark.slow)
+        pytest.param(family, attention, marks=() if family in FEW and attention == attentions(family)[0] else SLOW)
         for family in sorted(CONFIGS)
         for attention in attentions(family)
     ],
@@ -66,7 +66,7 @@ def test_a_model_that_is_stitched_with_itself_says_the_same(family: str, attenti
     assert torch.equal(generate(model, ids, attention_mask=mask), expected)
 
 
-@pytest.mark.parametrize("name", ["three-donors", "gemma-mistral-low-rank"])
+@pytest.mark.parametrize("name", some("three-donors", of=("three-donors", "gemma-mistral-low-rank")))
 def test_beams_and_samples_are_the_same_with_and_without_a_cache(name: str) -> None:
     model = stitched(name)
     ids, mask = padded([tokens(1, length, seed=length)[0] for length in (7, 4)], left=True)
@@ -83,7 +83,7 @@ def test_beams_and_samples_are_the_same_with_and_without_a_cache(name: str) -> N
         assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("name", ["three-donors", "back-to-the-first-head"])
+@pytest.mark.parametrize("name", some("three-donors", of=("three-donors", "back-to-the-first-head")))
 def test_words_that_were_guessed_ahead_are_taken_back_where_they_are_wrong(name: str) -> None:
     model = stitched(name)
     ids = tokens(1, 6).repeat(1, 3)
@@ -92,7 +92,7 @@ def test_words_that_were_guessed_ahead_are_taken_back_where_they_are_wrong(name:
     assert torch.equal(generate(model, ids, assistant_model=stitched(name)), expected)
 
 
-@pytest.mark.parametrize("name", EVERY_STITCH)
+@pytest.mark.parametrize("name", some("three-donors", "gpt2-llama-mlp"))
 def test_a_prompt_in_several_bites_gives_the_logits_of_one(name: str) -> None:
     model = stitched(name)
     ids = tokens(2, 12)

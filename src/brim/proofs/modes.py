@@ -37,19 +37,41 @@ class _Still(TorchFunctionMode):
         return function(*args, **given)
 
 
+def _is_rate(name: str, kind: str) -> bool:
+    return "drop" in name.lower() or (name == "p" and "drop" in kind.lower())
+
+
+@contextmanager
+def _without_dropout() -> Iterator[None]:
+    """For what checkpointing runs again inside backward, where no mode of torch's is in force."""
+    names = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+    kept = {name: getattr(functional, name) for name in names}
+    try:
+        for name in names:
+            setattr(functional, name, _nothing_dropped)
+        yield
+    finally:
+        for name, function in kept.items():
+            setattr(functional, name, function)
+
+
+def _nothing_dropped(input: torch.Tensor, *_rate: Any, **_more: Any) -> torch.Tensor:  # noqa: A002 (torch's own name for it)
+    return input
+
+
 @contextmanager
 def training(model: nn.Module) -> Iterator[None]:
     """Training mode; every rate of dropout that is a number on a module is zero meanwhile, and functional dropout does nothing."""
     rates: list[tuple[Any, str, float]] = []
     for module in model.modules():
         for name, value in list(vars(module).items()):
-            if isinstance(value, float) and 0 < value < 1 and "drop" in name.lower():
+            if isinstance(value, float) and 0 < value < 1 and _is_rate(name, type(module).__name__):
                 rates.append((module, name, value))
                 setattr(module, name, 0.0)
     modes = [(module, module.training) for module in model.modules()]
     model.train()
     try:
-        with _Still():
+        with _Still(), _without_dropout():
             yield
     finally:
         for module, name, value in rates:

@@ -35,7 +35,7 @@ def shared_rows(first: tuple[str, int], last: tuple[str, int], vocabulary: Vocab
 def refuse_other_tokens(first: tuple[str, Path], last: tuple[str, Path], rows: int) -> None:
     """Compare the tokenizers of both folders, where both have one, in the rows that the stitch has."""
     (first_name, first_folder), (last_name, last_folder) = first, last
-    ours, theirs = _tokens(first_folder), _tokens(last_folder)
+    ours, theirs = _tokens(first_folder, rows), _tokens(last_folder, rows)
     if ours is None or theirs is None:
         _refuse_other_files(first, last)
         return
@@ -70,7 +70,7 @@ def _refuse_other_files(first: tuple[str, Path], last: tuple[str, Path]) -> None
             )
 
 
-def _tokens(folder: Path) -> dict[int, str] | None:
+def _tokens(folder: Path, rows: int) -> dict[int, str] | None:
     """The tokens of a folder's tokenizer by number; None if it has none that can be read."""
     try:
         content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
@@ -79,18 +79,22 @@ def _tokens(folder: Path) -> dict[int, str] | None:
         found = {int(number): str(token) for token, number in pairs}
         found.update({int(entry["id"]): str(entry["content"]) for entry in content.get("added_tokens") or ()})
     except (OSError, ValueError, KeyError, TypeError, IndexError):
-        return _tokens_of_older_files(folder)
+        return _tokens_of_older_files(folder, rows)
     return found
 
 
-def _tokens_of_older_files(folder: Path) -> dict[int, str] | None:
+def _tokens_of_older_files(folder: Path, rows: int) -> dict[int, str] | None:
+    """The same, by way of transformers, which gives a class its usual special tokens, whether or not the model has rows for them."""
     if not any((folder / name).is_file() for name in _FILES):
         return None
     from transformers import AutoTokenizer
 
     automatic: Any = AutoTokenizer
     try:
-        known = automatic.from_pretrained(folder, trust_remote_code=False, local_files_only=True).get_vocab()
+        tokenizer = automatic.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        special, known = set(tokenizer.all_special_tokens), tokenizer.get_vocab()
     except Exception:  # noqa: BLE001 (whatever reads a strange file: then its bytes are compared)
         return None
-    return {int(number): str(token) for token, number in known.items()}
+    if not known.keys() - special:  # it found none of its files, and made do without
+        return None
+    return {int(number): str(token) for token, number in known.items() if number < rows or token not in special}
