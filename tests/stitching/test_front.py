@@ -250,15 +250,32 @@ def test_the_defaults_are_what_people_expect(tmp_path: Path) -> None:
         (True, True, {"fp16": True}, {}),
         (True, True, {"use_cpu": True}, {}),
         (False, False, {"is_half": True}, {"bf16": True, "use_cpu": True}),
+        (False, False, {"bf16": True}, {"use_cpu": True}),
     ],
-    ids=["cpu", "new card", "old card", "said", "cpu wanted", "halves on a cpu"],
+    ids=["cpu", "new card", "old card", "said", "cpu wanted", "halves on a cpu", "bf16 on a cpu"],
 )
 def test_the_precision_is_what_the_machine_has(
     has_gpu: bool, has_bf16: bool, given: dict[str, bool], chosen: dict[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_gpu)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: has_bf16)
     assert arguments.precision_for(given, is_half=given.pop("is_half", False)) == chosen
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="a GPU is here, which has fp16")
+def test_what_would_not_be_honoured_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    front = StitchLLM(stitched("llama-qwen2-linear"), [{"input_ids": [5, 6, 7]}])
+    with pytest.raises(UsageError, match="fp16 needs a GPU"):
+        front.train(output_dir=tmp_path, fp16=True)
+    with pytest.raises(UsageError, match=r"per_device_train_batch_size is 2.5"):
+        front.train(output_dir=tmp_path, per_device_train_batch_size=2.5)  # type: ignore[arg-type]
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    with pytest.raises(UsageError, match="holds a llama model, which would be gone"):
+        front.train(output_dir=tmp_path)
+    with pytest.raises(UsageError, match="is not a stitched model") as told:
+        StitchLLM(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+    assert "brim.attach" in str(told.value.hint)
 
 
 def test_what_trains_under_a_scaler_is_held_in_float32() -> None:

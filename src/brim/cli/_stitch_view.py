@@ -71,6 +71,8 @@ def show_facts(facts: Mapping[str, Any]) -> None:
         name=facts["name"], layers=facts["layers"], count=format_count(facts["total_parameters"])
     ), "")  # fmt: skip
     show(_pieces(facts), "", grid(_sums(facts), indent=0))
+    if not facts["trainable_parameters"]:
+        show("", _("Nothing trains. Say in the recipe what does, for example `train: [head]`."))
 
 
 def _pieces(facts: Mapping[str, Any]) -> Table:
@@ -192,6 +194,7 @@ def show_made(output: str, found: Verification | None, *, trains: bool) -> None:
         show(_("Not proven, because --no-verify was given."))
     else:
         show_verification(found)
-    command = f"  brim verify {shlex.quote(output)}"
-    training = f"  brim.StitchLLM({output!r}, dataset, tokenizer).train()"
-    show("", _("Next"), command, *([training] if trains else []))
+    commands = [f"  brim verify {shlex.quote(output)}"] if found is None else []
+    commands += [f"  brim.StitchLLM({output!r}, dataset, tokenizer).train()"] if trains else []
+    if commands:
+        show("", _("Next"), *commands)

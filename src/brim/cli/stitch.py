@@ -123,6 +123,9 @@ def _estimate(model: StitchedModel, recipe: Recipe, options: dict[str, Any]) -> 
     where = find_where(*(given.pop(name, None) for name in ("gpu", "memory", "device")))
     if not model.trainable_parameters:
         return []
+    most = model.config.max_position_embeddings
+    if most and "seq_len" not in given:
+        given["seq_len"] = min(most, 2048)
     settings = read_settings(given)
     held: dict[Any, Any] = {}
     places = [where] if where is not None else default_places()

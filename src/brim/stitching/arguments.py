@@ -30,6 +30,10 @@ def training_arguments(given: Mapping[str, Any], *, is_half: bool = False) -> Tr
             text = _("TrainingArguments has no {name!r}.").format(name=name)
             raise UsageError(sentences(text, _("Did you mean {near!r}?").format(near=near[0]) if near else ""))
     _refuse_engines(given)
+    _refuse_half_on_the_cpu(given)
+    size = given.get("per_device_train_batch_size", 1)
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise UsageError(_("per_device_train_batch_size is {size!r}, and a whole number from 1 on is needed.").format(size=size))
     settings: dict[str, Any] = {
         **_DEFAULTS,
         "dataloader_pin_memory": torch.cuda.is_available(),
@@ -48,6 +52,14 @@ def training_arguments(given: Mapping[str, Any], *, is_half: bool = False) -> Tr
         raise UsageError(_("These training arguments do not go together: {why}.").format(why=why)) from error
 
 
+def _refuse_half_on_the_cpu(given: Mapping[str, Any]) -> None:
+    """Transformers takes the wish and trains in float32 all the same."""
+    if given.get("fp16") and (given.get("use_cpu") or not torch.accelerator.is_available()):
+        raise UsageError(
+            _("fp16 needs a GPU, and training would be on the CPU."), hint=_("Leave it out for float32, or give bf16=True.")
+        )
+
+
 def _refuse_engines(given: Mapping[str, Any]) -> None:
     """Before transformers hears of them: it then remembers the engine for every model that this process makes."""
     for name, engine in (("deepspeed", "DeepSpeed"), ("fsdp", "FSDP")):
@@ -63,7 +75,7 @@ def _refuse_engines(given: Mapping[str, Any]) -> None:
 def precision_for(given: Mapping[str, Any], *, is_half: bool = False) -> dict[str, bool]:
     """bf16 on a GPU that has it, fp16 on one that has not; on the CPU float32, and bf16 where weights that train are halves already."""
     if given.get("bf16") or given.get("fp16"):
-        return {}
+        return {} if torch.accelerator.is_available() else {"use_cpu": True}
     if given.get("use_cpu") or not torch.cuda.is_available():
         has_only_cpu = bool(given.get("use_cpu")) or not torch.accelerator.is_available()
         return {"bf16": True, "use_cpu": True} if is_half and has_only_cpu else {}

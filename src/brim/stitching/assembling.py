@@ -61,7 +61,7 @@ def stitch(
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(recipe)
     used = used_donors(recipe)
-    found = {name: find_model(recipe.donors[name]) for name in used}
+    found = {name: _found(name, recipe.donors[name]) for name in used}
     config = draw(recipe, {name: _donor(name, found[name]) for name in used})
     if not with_weights:
         with torch.device(device):
@@ -178,6 +178,14 @@ def _end_like(model: StitchedModel, first: PreTrainedModel) -> None:
         if kept != value:
             text = _("{name} is {value} in the first donor, beyond the {rows:,} tokens that are left: here it is {kept}.")
             say(text.format(name=name, value=value, rows=model.config.vocab_size, kept=_("none") if kept is None else kept))
+
+
+def _found(name: str, given: str) -> Model:
+    """Who is not there is named as the recipe names it."""
+    try:
+        return find_model(given)
+    except UsageError as error:
+        raise type(error)(_("Donor {name}: {why}").format(name=name, why=error.message), hint=error.hint) from error
 
 
 def _donor(name: str, found: Model) -> Donor:

@@ -72,13 +72,16 @@ class StitchLLM:
         dataset: Any = None,
         eval_dataset: Any = None,
         resume_from_checkpoint: str | bool | None = None,
+        verify: bool | None = None,
         **arguments: Any,
     ) -> TrainOutput:
         """Train what the recipe says, and save the model to `output_dir`.
 
         `arguments` are any of transformers' TrainingArguments. Every optimizer step holds exactly `per_device_train_batch_size x
-        gradient_accumulation_steps` (4 unless given) sequences on each process, whatever the memory holds at once.
+        gradient_accumulation_steps` (4 unless given) sequences on each process, whatever the memory holds at once. `verify=False` leaves
+        the proofs out.
         """
+        _refuse_to_replace(Path(output_dir))
         if eval_dataset is not None:
             arguments = {"eval_strategy": "epoch", **arguments}
         chosen = training_arguments(
@@ -92,7 +95,7 @@ class StitchLLM:
         self._refuse_if_nothing_trains()
         rows = self._rows(self.dataset if dataset is None else dataset)
         evaluated = None if eval_dataset is None else self._rows(eval_dataset).data
-        self._prove()
+        self._prove(self._has_to_be_proven if verify is None else verify)
         say(_("Training in {precision}.").format(precision=told_precision(chosen)))
         with workers_as_asked(), _as_before(self.model), _trained_in_float32(self.model, is_cast=chosen.bf16 or chosen.fp16):
             trainer = BrimTrainer(
@@ -100,9 +103,10 @@ class StitchLLM:
                 processing_class=self.tokenizer, lengths=rows.lengths,
             )  # fmt: skip
             self.trainer = trainer
-            result: TrainOutput = trainer.train(resume_from_checkpoint)
+            result = _trained(trainer, resume_from_checkpoint)
         with written_or_told(output_dir):
             trainer.save_model(chosen.output_dir)
+        say(_("Saved: {folder}.").format(folder=chosen.output_dir))
         return result
 
     def _refuse_if_nothing_trains(self) -> None:
@@ -129,11 +133,11 @@ class StitchLLM:
         refuse_rows_beyond(rows.real_lengths, [part.config for part in self.model.parts])
         return rows
 
-    def _prove(self) -> None:
+    def _prove(self, is_wanted: bool) -> None:
         """Once: training changes weights, and no weight can make a right model wrong."""
         if self._is_proven:
             return
-        if not self._has_to_be_proven:
+        if not is_wanted:
             say(_("Not proven, because verify=False was given: whether batches above 1 are right is not known."))
             return
         found = prove(self.model)
@@ -180,9 +184,33 @@ def _obtained(given: Any) -> tuple[StitchedModel, Path | None]:
         given = read_recipe(given, say=say)
     if not isinstance(given, Recipe):
         text = _("{kind} is not a stitched model: a StitchedModel, a recipe, or the folder of a stitched model is needed.")
-        raise UsageError(text.format(kind=type(given).__name__))
+        hint = (
+            _("Train it with a Trainer of transformers and brim.attach(trainer).") if isinstance(given, torch.nn.Module) else None
+        )
+        raise UsageError(text.format(kind=type(given).__name__), hint=hint)
     model = stitch(given)
     return model, find_model(given.donors[given.pieces[0].donor]).folder
+
+
+def _trained(trainer: BrimTrainer, resume: str | bool | None) -> TrainOutput:
+    try:
+        result: TrainOutput = trainer.train(resume)
+    except KeyboardInterrupt:
+        say(_("Stopped. train(..., resume_from_checkpoint=True) goes on from the last checkpoint, if there is one."))
+        raise
+    return result
+
+
+def _refuse_to_replace(folder: Path) -> None:
+    """A folder that holds a model of another sort is a donor, or somebody's work."""
+    if not (folder / "config.json").is_file():
+        return
+    kind = (find_model(folder).config or {}).get("model_type")
+    if kind != MODEL_TYPE:
+        raise UsageError(
+            _("{folder} holds a {kind} model, which would be gone.").format(folder=folder, kind=kind),
+            hint=_("Give another output_dir."),
+        )
 
 
 def _loaded(folder: Path) -> tuple[StitchedModel, Path]:

@@ -10,6 +10,7 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -37,7 +38,8 @@ def read_recipe(given: str | os.PathLike[str] | Mapping[str, Any], *, say: Say |
     if isinstance(given, Mapping):
         return _Reader(_("The recipe"), Path(), say).read(given)
     path = Path(os.fspath(given))
-    return _Reader(str(given), path.expanduser().parent, say).read(_filled(path))
+    read = _Reader(str(given), path.expanduser().parent, say).read(_filled(path))
+    return replace(read, name=path.stem) if read.name == Recipe.name else read
 
 
 def _filled(path: Path) -> Any:
