@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from brim.cli._output import Column, indented, show, table
-from brim.locale import N_, _
+from brim.locale import _
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,15 +13,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from brim.records import Proof, Verification
+    from brim.records import Proof, ProofName, Verification
 
-_LAWS = {
-    "causality": N_("a later token changes no earlier logit"),
-    "batch": N_("a row alone equals the row in a batch"),
-    "pad": N_("padding changes nothing for real tokens"),
-    "pack": N_("packed sequences equal each alone"),
-    "accumulation": N_("slices have the gradient of one batch"),
-}
 _MARKS = {"pass": "✓", "fail": "✗", "not-applicable": "-", "error": "!"}
 
 
@@ -35,7 +28,7 @@ def show_verification(found: Verification) -> None:
             show("", *_explained(proof, told, several=_has_several(found)))
     for proof in found.proofs:
         if proof.verdict == "pass" and proof.diagnosis:
-            show("", _("{name}: {text}").format(name=proof.name, text=proof.diagnosis))
+            show("", f"{proof.name}: {proof.diagnosis}")
     if found.notes:
         show("", *(_("Note: {text}").format(text=text) for text in found.notes))
     show("", _closing(found))
@@ -84,12 +77,22 @@ def _proofs(found: Verification) -> Table:
     return table(columns, [_row(proof) for proof in found.proofs])
 
 
+def _law(name: ProofName) -> str:
+    return {
+        "causality": _("a later token changes no earlier logit"),
+        "batch": _("a row alone equals the row in a batch"),
+        "pad": _("padding changes nothing for real tokens"),
+        "pack": _("packed sequences equal each alone"),
+        "accumulation": _("slices have the gradient of one batch"),
+    }[name]
+
+
 def _row(proof: Proof) -> tuple[str, ...]:
     return (
         _MARKS[proof.verdict], proof.name, proof.attention or "-", proof.verdict,
         "-" if proof.value is None else f"{proof.value:.1e}",
         "-" if proof.tolerance is None else f"{proof.tolerance:.0e}",
-        _(_LAWS[proof.name]),
+        _law(proof.name),
     )  # fmt: skip
 
 
@@ -105,7 +108,7 @@ def _explained(proof: Proof, told: set[str], *, several: bool) -> list[Renderabl
         told.add(proof.mend)
     if proof.verdict == "fail":
         lines.append(_("Tested: {text}.").format(text=proof.tested))
-    heading = _("{name}{where}: {verdict}").format(name=proof.name, where=where, verdict=proof.verdict)
+    heading = f"{proof.name}{where}: {proof.verdict}"
     return [heading, *(indented(line) for line in lines)]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from brim.locale import N_, _
+from brim.locale import _
 from brim.proofs import signatures
 from brim.proofs.batch import inputs
 from brim.proofs.comparing import Failed, attempt, change, measure_of_logits, tolerance_of
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from brim.proofs.subject import Subject
     from brim.records import Proof
 
-_SIDES: dict[Side, str] = {"right": N_("right"), "left": N_("left")}
-
 
 def prove_pad(subject: Subject) -> Proof:
     """Two rows of different length in one batch, and one short row in a long one: padded on the right, and on the left."""
@@ -30,9 +28,9 @@ def prove_pad(subject: Subject) -> Proof:
         return not_applicable(
             subject, "pad", _("It takes no attention mask, so padding cannot be told from tokens: give it rows of one length.")
         )
-    tested = _("rows of different lengths padded on the {sides}, with their mask, against each row alone").format(
-        sides=_(" and the ").join(_(_SIDES[side]) for side in sides)
-    )
+    tested = _("rows of different lengths padded on the right, with their mask, against each row alone")
+    if "left" in sides:
+        tested = _("rows of different lengths padded on the right and on the left, with their mask, against each row alone")
     lengths = (subject.length * 2 // 3, subject.length // 3)
     rows = [subject.ids(1, length, seed=3 + length)[0] for length in lengths]
     alone = [attempt(subject, _alone(subject, row)) for row in rows]
@@ -82,7 +80,7 @@ def _library_cannot(subject: Subject, side: Side, cause: Cause, value: float, to
     why = _(
         "{name} of transformers is not exact with padding on the {side}: it changes real tokens by {value:.2g} standard "
         "deviations of a logit. Batch rows of one length, or one row at a time."
-    ).format(name=type(inner_model(subject.model)).__name__, side=_(_SIDES[side]), value=value)
+    ).format(name=type(inner_model(subject.model)).__name__, side=_("right") if side == "right" else _("left"), value=value)
     proof = not_applicable(subject, "pad", why)
     return dataclasses.replace(proof, value=value, tolerance=tolerance, measure=measure_of_logits(), signature=cause.signature)
 

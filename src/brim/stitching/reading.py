@@ -228,7 +228,7 @@ class _Reader:
         return given
 
     def _wrong(self, text: str, hint: str | None = None) -> ConfigError:
-        return ConfigError(_("{recipe}: {what}").format(recipe=self._label, what=text), hint=hint or None)
+        return ConfigError(f"{self._label}: {text}", hint=hint or None)
 
 
 _SHOWN: Final[Mapping[str, str]] = {
