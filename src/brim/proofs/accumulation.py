@@ -144,15 +144,13 @@ def _classes(subject: Subject) -> int:
     """Labels lie below this: the vocabulary, or the classes of a classifier."""
     if subject.kind == "classification":
         return int(getattr(subject.config, "num_labels", None) or 2)
-    from brim.proofs.subject import logits_of
-
     ids = subject.ids(1, 4)
     asked: dict[str, Any] = {"input_ids": ids, **subject.required(ids)}
     if subject.kind == "seq2seq":
         asked["decoder_input_ids"] = ids
     with torch.no_grad():
         found = attempt(subject, asked)
-    return subject.vocabulary if isinstance(found, Failed) else max(2, min(subject.vocabulary, int(logits_of(found).shape[-1])))
+    return subject.vocabulary if isinstance(found, Failed) else max(2, min(subject.vocabulary, int(found.shape[-1])))
 
 
 def _gradient(subject: Subject, parameters: list[torch.nn.Parameter], batch: dict[str, Any]) -> torch.Tensor:

@@ -13,8 +13,8 @@ from torch import nn
 
 from brim.errors import RunError, UnsupportedError, UsageError
 from brim.locale import _
+from brim.proofs.kinds import Kind, kind_of
 from brim.proofs.shrinking import shrink
-from brim.proofs.subject import Kind, kind_of
 from brim.proofs.weights import draw
 from brim.workload.resolve import Model, find_model
 

@@ -12,9 +12,9 @@ from brim.locale import _
 from brim.proofs import signatures
 from brim.proofs.batch import inputs
 from brim.proofs.comparing import Failed, attempt, change, measure_of_logits, tolerance_of
+from brim.proofs.modules import inner_model
 from brim.proofs.rows import packed
 from brim.proofs.signatures import Cause
-from brim.proofs.subject import inner_model
 from brim.proofs.verdicts import could_not_run, failed, not_applicable, passed
 
 if TYPE_CHECKING:

@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from brim.errors import UnsupportedError, UsageError
 from brim.locale import _
+from brim.proofs.kinds import Kind, kind_of
+from brim.proofs.modules import attention_of, inner_model, is_small_enough_to_copy
+from brim.proofs.outputs import logits_of, loss_of
 from brim.proofs.sights import Sight, Spy
-from brim.step.randomness import Randomness
 
 if TYPE_CHECKING:
     from brim.workload.words import Precision
 
-Kind = Literal["causal-lm", "masked-lm", "seq2seq", "classification"]
 Batch = Mapping[str, Any]
 
-_BOTH_WAYS = ("xlnet",)
-"""Not among transformers' masked models, and not causal."""
 _OF_MODELS = frozenset({"input_ids", "attention_mask", "labels"})
 _LABELS = ("labels", "targets", "target")
 IGNORED = -100
@@ -36,8 +35,6 @@ LENGTH = 24
 LEAST, MOST = 12, 4096
 """Tokens of a row: usual, fewest, most."""
 _HALVES = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
-_LARGEST_COPY = 300_000_000
-"""Parameters of a model that may be copied for every call."""
 
 
 @dataclass(frozen=True)
@@ -295,95 +292,6 @@ def _seed(seed: int, device: torch.device) -> None:
         torch.manual_seed(seed)
 
 
-def inner_model(model: Any) -> Any:
-    """Behind an adapter of PEFT, the model itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """Behind what hands everything on: data parallelism, and torch.compile."""
-    while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) or hasattr(model, "_orig_mod"):
-        behind = getattr(model, "_orig_mod", None)
-        model = behind if isinstance(behind, nn.Module) else cast("nn.Module", model.module)
-    return model
-
-
-@contextmanager
-def at_rest(model: nn.Module) -> Iterator[None]:
-    """Everything as before afterwards: modes, random numbers, buffers. Meanwhile no cache is kept, as in training."""
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    randomness = Randomness.of(device)
-    caching = [config for config in configs_of(model) if getattr(config, "use_cache", False)]
-    for config in caching:
-        config.use_cache = False
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [(module, name, each, each.detach().clone()) for module in model.modules() for name, each in _own_buffers(module)]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        for config in caching:
-            config.use_cache = True
-        with torch.no_grad():
-            for module, name, buffer, before in buffers:
-                setattr(module, name, buffer)
-                if buffer.shape == before.shape:
-                    buffer.copy_(before)
-        randomness.restore(device)
-
-
-def _own_buffers(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return list(module.named_buffers(recurse=False))
-
-
-def is_small_enough_to_copy(model: nn.Module) -> bool:
-    """Whether a second one fits everywhere."""
-    return sum(parameter.numel() for parameter in model.parameters()) <= _LARGEST_COPY
-
-
-def configs_of(model: nn.Module) -> list[Any]:
-    """Every config that a part of the model looks at, each once."""
-    found = {id(config): config for module in model.modules() if (config := getattr(module, "config", None)) is not None}
-    return [config for config in found.values() if hasattr(config, "_attn_implementation")]
-
-
-def attention_of(model: nn.Module) -> str | None:
-    """What the first part that has a say attends with."""
-    config = getattr(inner_model(model), "config", None)
-    if not hasattr(config, "_attn_implementation"):
-        config = next(iter(configs_of(model)), None)
-    return getattr(config, "_attn_implementation", None)
-
-
-def kind_of(model: nn.Module) -> Kind:
-    """What a model of transformers is for; anybody's own is taken for a causal language model."""
-    inner: Any = inner_model(model)
-    config = getattr(inner, "config", None)
-    library = next((each for each in type(inner).__mro__ if each.__module__.startswith("transformers.models.")), None)
-    if config is None or not hasattr(config, "model_type"):
-        return "causal-lm"
-    is_pair = bool(getattr(config, "is_encoder_decoder", False))
-    if library is None:
-        return "seq2seq" if is_pair else "causal-lm"
-    from transformers.models.auto import modeling_auto
-
-    name, masked = library.__name__, modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    if is_pair and not (name.endswith("ForSequenceClassification") or "QuestionAnswering" in name):
-        return "seq2seq"
-    if name.endswith("ForSequenceClassification") and not is_pair:
-        return "classification"
-    if name in masked.values() or name.endswith(("ForMaskedLM", "ForTokenClassification", "EncoderModel", "Encoder")):
-        return "masked-lm"
-    if "For" in name and not name.endswith(("ForCausalLM", "ForConditionalGeneration")):
-        raise UnsupportedError(
-            _("The head of {name} is none that can be verified.").format(name=type(inner).__name__),
-            hint=_("Verify the same model with its head for language modelling, or for the classification of sequences: --task."),
-        )
-    is_encoder = (config.model_type in masked and not getattr(config, "is_decoder", False)) or config.model_type in _BOTH_WAYS
-    return "masked-lm" if is_encoder else "causal-lm"
-
-
 def token_table(model: nn.Module) -> nn.Embedding | None:
     """The embedding of the tokens: the model's own word, else the one that is called with the ids."""
     inner = inner_model(model)
@@ -416,32 +324,3 @@ def _reads_ids(model: nn.Module, table: nn.Embedding) -> bool:
     with hook, torch.no_grad(), suppress(Exception):
         model(ids) if signature.first != "input_ids" else model(input_ids=ids)
     return any(seen)
-
-
-def logits_of(output: Any) -> torch.Tensor:
-    """The scores in whatever a model returns."""
-    if isinstance(output, torch.Tensor):
-        return output
-    for name in ("logits", "prediction_logits", "last_hidden_state"):
-        found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-        if isinstance(found, torch.Tensor):
-            return found
-    parts = list(output.values()) if isinstance(output, Mapping) else list(output) if isinstance(output, Sequence) else []
-    scores = [part for part in parts if isinstance(part, torch.Tensor) and part.is_floating_point() and part.dim() >= 2]
-    if not scores:
-        raise UnsupportedError(
-            _("The model returned {kind}, and no logits are in it.").format(kind=type(output).__name__),
-            hint=_("Let forward return the logits, a tuple or dictionary that has them, or a ModelOutput of transformers."),
-        )
-    return scores[0]
-
-
-def loss_of(output: Any) -> torch.Tensor | None:
-    """The scalar in whatever a model returns; None if there is none."""
-    if isinstance(output, torch.Tensor):
-        return output if output.dim() == 0 else None
-    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if isinstance(found, torch.Tensor):
-        return found
-    parts = list(output) if isinstance(output, Sequence) else []
-    return next((part for part in parts if isinstance(part, torch.Tensor) and part.dim() == 0), None)

@@ -13,21 +13,11 @@ import torch
 from brim.errors import UnsupportedError, UsageError
 from brim.locale import _
 from brim.proofs.halves import check_halves
+from brim.proofs.kinds import Kind
+from brim.proofs.modules import at_rest, attention_of, configs_of, inner_model, is_small_enough_to_copy, unwrapped
 from brim.proofs.obtain import Size, obtain
 from brim.proofs.running import PROOFS, Say, make_ready, prove_all
-from brim.proofs.subject import (
-    LEAST,
-    LENGTH,
-    MOST,
-    Kind,
-    Subject,
-    at_rest,
-    attention_of,
-    configs_of,
-    inner_model,
-    is_small_enough_to_copy,
-    unwrapped,
-)
+from brim.proofs.subject import LEAST, LENGTH, MOST, Subject
 from brim.records import Proof, ProofName, Verification
 from brim.workload.words import Attention, Precision
 
