@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from brim.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from brim.audit.doctor import doctor as doctor
+    from brim.audit.observe import observe as observe
     from brim.errors import (
         BrimError as BrimError,
         ChildError as ChildError,
@@ -54,7 +56,9 @@ if TYPE_CHECKING:
         Advice as Advice,
         Candidate as Candidate,
         DataReport as DataReport,
+        Diagnosis as Diagnosis,
         Estimate as Estimate,
+        Finding as Finding,
         Ledger as Ledger,
         LedgerEntry as LedgerEntry,
         LedgerHeader as LedgerHeader,
@@ -62,6 +66,7 @@ if TYPE_CHECKING:
         LoaderSettings as LoaderSettings,
         Measurement as Measurement,
         MemoryPrediction as MemoryPrediction,
+        Observation as Observation,
         Plan as Plan,
         Proof as Proof,
         Proven as Proven,
@@ -92,6 +97,8 @@ if TYPE_CHECKING:
 
 
 _HOMES = {
+    "brim.audit.doctor": ("doctor",),
+    "brim.audit.observe": ("observe",),
     "brim.errors": (
         "BrimError", "ChildError", "ConfigError", "OutOfMemoryError", "RecordError", "RunError", "UnknownNameError",
         "UnsupportedError", "UsageError", "is_out_of_memory", "out_of_memory_family",
@@ -117,9 +124,9 @@ _HOMES = {
     "brim.prober.probe": ("probe",),
     "brim.proofs.verify": ("verify",),
     "brim.records": (
-        "Advice", "Candidate", "DataReport", "Estimate", "Ledger", "LedgerEntry", "LedgerHeader", "LedgerSummary", "LoaderSettings",
-        "Measurement", "MemoryPrediction", "Plan", "Proof", "Proven", "Saving", "ShapePoint", "SpeedPrediction", "Trial",
-        "Verification",
+        "Advice", "Candidate", "DataReport", "Diagnosis", "Estimate", "Finding", "Ledger", "LedgerEntry", "LedgerHeader",
+        "LedgerSummary", "LoaderSettings", "Measurement", "MemoryPrediction", "Observation", "Plan", "Proof", "Proven",
+        "Saving", "ShapePoint", "SpeedPrediction", "Trial", "Verification",
     ),
     "brim.sizes": ("format_bytes", "parse_size"),
     "brim.step.accumulate": ("GradientAccumulator",),

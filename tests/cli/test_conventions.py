@@ -52,7 +52,7 @@ BAD = [
     (("frobnicate",), "There is no command 'frobnicate'."),
     (("gpu",), "Did you mean 'gpus'?"),
     (("--frobnicate",), "No such option '--frobnicate'."),
-    (("doctor", "."), "`brim doctor` is not in this version yet"),
+    (("train", "."), "`brim train` is not in this version yet"),
     (("gpus", "rtx-3088"), "Nearest: rtx-3080-10gb"),
     (("gpus", "t4", "t4"), "unexpected extra argument"),
     (("gpus", "--vendor", "voodoo"), "is not one of 'nvidia', 'amd', 'apple'"),

@@ -49,6 +49,11 @@ SURFACE = {
         "--as-family", "--config", "--device", "--dry-run", "--force", "--gpu", "--help", "--json", "--lang", "--memory", "--micro-batch",
         "--no-verify", "--output", "--seq-len", "--verify", "-h", "-o", "recipe",
     ],
+    "doctor": [
+        "--config", "--diff", "--explain", "--fail-on", "--fix", "--format", "--gpu", "--gpus", "--help", "--ignore", "--json", "--lang",
+        "--model", "--no-predict", "--only", "--output", "--predict", "--rules", "--yes", "-h", "-o", "targets",
+    ],
+    "observe": ["--config", "--effective-batch", "--help", "--json", "--lang", "--no-source", "--output", "-h", "-o", "words"],
     "models": ["--config", "--help", "--json", "--lang", "--search", "--task", "--trust-remote-code", "-h", "name"],
 }  # fmt: skip
 DESIGNED = {

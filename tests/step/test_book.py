@@ -9,7 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from brim.machine.device import CpuDevice
+from brim.machine.device import CpuDevice, Reading
+from brim.machine.recorded import RecordedDevice, Recording
+from brim.step import book
 from brim.step.batch import BatchPlan
 from brim.step.book import Book, reason_of, say
 from brim.step.budget import Budget
@@ -100,9 +102,9 @@ def test_steps_without_a_supervised_token_are_said_once_and_counted(tmp_path: Pa
 def test_only_the_first_rank_speaks_and_writes(rank: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = BatchPlan([4, 5, 6], effective_batch=2, ranks=2)
     ranks = cast("Any", SimpleNamespace(rank=rank, size=2))
-    book = Book(plan, Guard(Budget.tokens(8192)), ranks, CpuDevice(), path=tmp_path / "ledger.jsonl")
-    book.close(finished=True)
-    book.close(finished=False, reason="Once is enough.")
+    kept = Book(plan, Guard(Budget.tokens(8192)), ranks, CpuDevice(), path=tmp_path / "ledger.jsonl")
+    kept.close(finished=True)
+    kept.close(finished=False, reason="Once is enough.")
     said = capsys.readouterr().err.splitlines()
     assert len(said) == (2 if rank == 0 else 0)
     assert (tmp_path / "ledger.jsonl").exists() == (rank == 0)
@@ -114,3 +116,27 @@ def test_only_the_first_rank_speaks_and_writes(rank: int, tmp_path: Path, capsys
 def test_what_is_said_is_no_output_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     say("brim: a sentence.")
     assert capsys.readouterr() == ("", "brim: a sentence.\n")
+
+
+def test_the_machine_is_looked_at_when_a_second_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(book, "PULSE_SECONDS", 0.0)
+    for entry in (step.run() for step in steps()):
+        assert entry.pulse is not None
+        assert entry.pulse.workers == 0
+        assert entry.pulse.main_cpu is not None
+    monkeypatch.setattr(book, "PULSE_SECONDS", 1e9)
+    assert all(step.run().pulse is None for step in steps())
+
+
+def test_workers_of_the_loader_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(book, "PULSE_SECONDS", 0.0)
+    pulses = [step.run().pulse for step in steps(workers=2)]
+    assert [pulse.workers for pulse in pulses if pulse is not None] == [1, 2, 2]
+
+
+def test_a_header_tells_what_the_device_can_hold_beside_what_others_have(tmp_path: Path) -> None:
+    readings = (Reading(total_bytes=15 << 30, free_bytes=9 << 30, reserved_bytes=2 << 30),)
+    device = RecordedDevice(Recording(device="cuda:0", readings=readings))
+    plan = BatchPlan([4, 5, 6], effective_batch=2)
+    Book(plan, Guard(Budget.tokens(64)), cast("Any", SimpleNamespace(rank=0, size=1)), device, path=tmp_path / "ledger.jsonl")
+    assert read_ledger(tmp_path / "ledger.jsonl").headers[0].memory_limit_bytes == 11 << 30

@@ -11,7 +11,7 @@ import pytest
 
 from brim.errors import RunError
 from brim.records import LedgerEntry, LedgerSummary
-from brim.step.checker import Checker, check_ledger, check_step
+from brim.step.checker import Checker, broken_in, check_ledger, check_step
 from brim.step.ledger import Totals
 from tests.step.ledgers import HEADER, LENGTHS, N, in_memory, promised, step_of
 
@@ -140,3 +140,39 @@ def test_a_summary_that_does_not_add_up_is_told(name: str) -> None:
     wrong = dataclasses.replace(summary, **changed)
     (sentence,) = check_ledger(in_memory(*steps, summary=wrong))
     assert sentence.startswith(f"The summary says {name} = ")
+
+
+OBSERVED = dataclasses.replace(HEADER, observed=True, sequences_in_data=None, steps_per_epoch=None, budget=None)
+
+
+def watched(number: int, **changes: Any) -> LedgerEntry:
+    """A step of a script that is not brim's: which sequences it took is not known."""
+    return step_of(number, **{"sequence_ids": (), "supervised_tokens": 0, **changes})
+
+
+def test_a_watched_run_is_judged_by_how_many_sequences_it_took() -> None:
+    steps = [watched(1), watched(2, sequences=2, slices=()), watched(3, promised_sequences=None, sequences=9, slices=())]
+    assert check_ledger(in_memory(*steps, headers=(OBSERVED,))) == ["Step 2 took 2 sequences, and 4 were promised."]
+
+
+def test_a_watched_run_may_not_contradict_itself() -> None:
+    steps = [watched(1, sequences=3, promised_sequences=None), watched(3)]
+    assert check_ledger(in_memory(*steps, headers=(OBSERVED,))) == [
+        "Step 1 counts 3 sequences, and its micro-batches hold 4.",
+        "Step 3 came where step 2 was due.",
+    ]
+
+
+def test_what_is_broken_is_told_with_its_place() -> None:
+    ledger = in_memory(step_of(1), step_of(2, sequences=5), step_of(3), headers=(HEADER, dataclasses.replace(HEADER, seed=4)))
+    assert [place for place, _sentence in broken_in(ledger)] == [1]
+    torn = in_memory(step_of(1), headers=(HEADER, dataclasses.replace(HEADER, seed=4, resumed_from_step=1)))
+    assert [place for place, _sentence in broken_in(torn)] == [None]
+
+
+@pytest.mark.parametrize("name", ["effective_batch", "sequences_in_data", "steps_per_epoch", "budget"])
+def test_only_a_watched_run_may_leave_out_what_was_planned(name: str) -> None:
+    without: dict[str, Any] = {name: None}
+    with pytest.raises(ValueError, match=f"{name} may be left out only where a run is observed"):
+        dataclasses.replace(HEADER, **without)
+    assert getattr(dataclasses.replace(HEADER, observed=True, **without), name) is None

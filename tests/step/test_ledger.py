@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from brim.errors import RecordError, RunError, UsageError
-from brim.records import LedgerEntry, LedgerSummary, Slice, Split
+from brim.records import LedgerEntry, LedgerSummary, Pulse, Slice, Split
 from brim.step.checker import check_ledger
 from brim.step.ledger import LedgerWriter, ids_of_slices, parse_line, read_ledger
 from tests.step.ledgers import HEADER, LENGTHS, promised, step_of, written
@@ -32,8 +32,14 @@ def path(tmp_path: Path) -> Path:
 REAL = st.floats(allow_nan=True, allow_infinity=True) | st.none()
 COUNTS = st.integers(0, 2**70)
 SLICES = st.builds(
-    Slice, rank=st.integers(0, 9), sequences=st.integers(1, 99), length=st.integers(1, 99), target_length=st.integers(0, 99)
-)
+    Slice, rank=st.integers(0, 9), sequences=st.integers(1, 99), length=st.integers(1, 99), target_length=st.integers(0, 99), items=COUNTS,
+    gradient_square=REAL,
+)  # fmt: skip
+PULSES = st.builds(
+    Pulse, seconds=st.floats(0, 1e9), device_utilisation=st.floats(0, 1) | st.none(), workers=COUNTS | st.none(),
+    worker_cpu=st.floats(0, 9) | st.none(), main_cpu=st.floats(0, 9) | st.none(), read_bytes=COUNTS | st.none(),
+    blocked_seconds=st.floats(0, 1e9) | st.none(), retries=COUNTS | st.none(), swapped_bytes=COUNTS | st.none(),
+)  # fmt: skip
 SPLITS = st.builds(
     Split, rank=st.integers(0, 9), phase=st.sampled_from(["forward", "backward"]), sequences=st.integers(1, 99), into=st.integers(1, 9),
     length=st.integers(1, 99) | st.none(), requested_bytes=COUNTS | st.none(),
@@ -43,7 +49,7 @@ ENTRIES = st.builds(
     sequence_ids=st.lists(COUNTS).map(tuple), sequences=COUNTS, tokens=COUNTS, padded_tokens=COUNTS, supervised_tokens=COUNTS,
     slices=st.lists(SLICES).map(tuple), splits=st.lists(SPLITS).map(tuple), limit=REAL, skipped=st.booleans(),
     peak_allocated_bytes=COUNTS | st.none(), peak_reserved_bytes=COUNTS | st.none(), compute_seconds=st.floats(0, 1e9),
-    wait_seconds=st.floats(0, 1e9), loss=REAL, grad_norm=REAL, learning_rate=st.floats(0, 1) | st.none(),
+    wait_seconds=st.floats(0, 1e9), loss=REAL, grad_norm=REAL, learning_rate=st.floats(0, 1) | st.none(), pulse=PULSES | st.none(),
 )  # fmt: skip
 
 
@@ -403,3 +409,23 @@ def test_another_process_that_is_writing_keeps_the_ledger_to_itself(tmp_path: Pa
         holder.kill()
         holder.join()
     LedgerWriter(path, HEADER).close(finished=True)
+
+
+def test_a_line_of_an_earlier_brim_is_read() -> None:
+    old = {key: value for key, value in step_of(1).to_dict().items() if key != "pulse"}
+    old["slices"] = [{key: one[key] for key in ("rank", "sequences", "length", "target_length")} for one in old["slices"]]
+    assert parse_line(json.dumps(old)) == step_of(1)
+    header = {key: value for key, value in HEADER.to_dict().items() if key not in {"observed", "memory_limit_bytes"}}
+    assert parse_line(json.dumps(header)) == HEADER
+
+
+def test_each_step_in_force_is_found_by_its_line(tmp_path: Path) -> None:
+    path = written(tmp_path / "ledger.jsonl", range(1, 6))
+    written(path, range(4, 9), dataclasses.replace(HEADER, resumed_from_step=3))
+    ledger, lines = read_ledger(path), path.read_text().splitlines()
+    assert (
+        [json.loads(lines[line - 1])["step"] for line in ledger.lines]
+        == [step.step for step in ledger.steps]
+        == list(range(1, 9))
+    )
+    assert ledger.lines[3] > ledger.lines[2] + 3

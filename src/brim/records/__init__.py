@@ -6,12 +6,20 @@ integers, seconds are floats, tokens count what the loss or the padding really h
 
 from __future__ import annotations
 
+from brim.records.findings import (
+    Confidence as Confidence,
+    Diagnosis as Diagnosis,
+    Finding as Finding,
+    InForce as InForce,
+    Severity as Severity,
+)
 from brim.records.ledgers import (
     BudgetLimit as BudgetLimit,
     Ledger as Ledger,
     LedgerEntry as LedgerEntry,
     LedgerHeader as LedgerHeader,
     LedgerSummary as LedgerSummary,
+    Pulse as Pulse,
     Real as Real,
     Slice as Slice,
     Split as Split,
@@ -27,6 +35,7 @@ from brim.records.measurements import (
     TrialVerdict as TrialVerdict,
     Versus as Versus,
 )
+from brim.records.observations import Observation as Observation
 from brim.records.predictions import (
     Advice as Advice,
     Candidate as Candidate,

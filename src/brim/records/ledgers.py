@@ -20,6 +20,8 @@ def _from_word(value: object) -> object:
 Real = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(_from_word)]
 """A float that may be NaN or infinite: losses and gradient norms are, when a run diverges, and a ledger must be able to say so."""
 
+Share = Annotated[float, Field(ge=0)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
@@ -33,6 +35,39 @@ class Slice:
     """Tokens per row, padding included."""
     target_length: Count = 0
     """Tokens per row of the targets, for seq2seq."""
+    items: Count = 0
+    """What its loss is the mean of: its supervised tokens. 0 also where that was not written down."""
+    gradient_square: Real | None = None
+    """Squared norm of the gradient of its mean loss, alone: the noise scale is told from these. None where it was not asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pulse:
+    """What the machine did since it was last looked at, which is at most once a second. None: not known.
+
+    The fields are those of `brim.machine.pulse.PulseMeter`.
+    """
+
+    __pydantic_config__ = STRICT
+
+    seconds: Seconds
+    """The time that this covers: a step, or several short ones."""
+    device_utilisation: Share | None = None
+    """Share of time in which the device computed."""
+    workers: Count | None = None
+    """Processes that load data; 0 where the training process loads by itself."""
+    worker_cpu: Share | None = None
+    """Busy share of one core, the mean over the loader's workers."""
+    main_cpu: Share | None = None
+    """Busy share of one core, of the training process; above 1 where several threads compute."""
+    read_bytes: Bytes | None = None
+    """Read from the disk, not from the system's cache, by the training process and its workers."""
+    blocked_seconds: Seconds | None = None
+    """Waiting for the disk, summed over the training process and its workers."""
+    retries: Count | None = None
+    """How often the device's allocator had to give its cache back before it could serve a request."""
+    swapped_bytes: Bytes | None = None
+    """Written to the host's swap while part of the training process lay there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +98,9 @@ class BudgetLimit:
     limit: Real
 
 
+_OF_A_PLAN = ("effective_batch", "sequences_in_data", "steps_per_epoch", "budget")
+
+
 @dataclass(frozen=True, kw_only=True)
 class LedgerHeader(Record):
     """What a run promises: the first line of `ledger.jsonl`, and one more line at each continuation."""
@@ -74,14 +112,21 @@ class LedgerHeader(Record):
     """ISO 8601, with the offset from UTC."""
     resumed_from_step: Count = 0
     """Steps that were already done. Lines of later steps that stand above this header are superseded by the lines below it."""
+    observed: bool = False
+    """Written by `brim observe`, which watches a script that is not brim's: how many sequences a step took is known, and not which."""
     seed: Count
-    effective_batch: PositiveInt
-    sequences_in_data: PositiveInt
-    steps_per_epoch: PositiveInt
+    effective_batch: PositiveInt | None
+    """None where an observed script does not say what it was asked for."""
+    sequences_in_data: PositiveInt | None = None
+    steps_per_epoch: PositiveInt | None = None
+    """Both None only in an observed ledger."""
     drop_last: bool = False
     world_size: PositiveInt = 1
-    budget: BudgetLimit
+    budget: BudgetLimit | None = None
+    """None only in an observed ledger."""
     device: str
+    memory_limit_bytes: Bytes | None = None
+    """What the device can hold, of the allocator's reserved bytes."""
     data_fingerprint: str = ""
     configuration: dict[str, str | int | float | bool | None] = field(default_factory=dict)
     """The settings of the run: names and plain values."""
@@ -89,6 +134,11 @@ class LedgerHeader(Record):
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        missing = [name for name in _OF_A_PLAN if getattr(self, name) is None]
+        if missing and not self.observed:
+            raise ValueError(_("{names} may be left out only where a run is observed").format(names=", ".join(missing)))
+        if self.sequences_in_data is None or self.effective_batch is None or self.steps_per_epoch is None:
+            return
         full, short = divmod(self.sequences_in_data, self.effective_batch)
         steps = full + (short > 0 and not self.drop_last)
         if self.steps_per_epoch != steps:
@@ -108,12 +158,13 @@ class LedgerEntry(Record):
     step: PositiveInt
     """Global batches since the start of training, this one and skipped ones included."""
     epoch: Annotated[float, Field(ge=0)]
-    promised_sequences: PositiveInt
+    promised_sequences: PositiveInt | None
+    """None where an observed script does not say."""
     sequence_ids: tuple[Count, ...]
-    """In the order of `slices`: the first micro-batch's sequences, then the second's."""
+    """In the order of `slices`: the first micro-batch's sequences, then the second's. Empty in an observed ledger."""
     sequences: Count
     tokens: Count
-    """Real tokens, padding not counted."""
+    """Real tokens, padding not counted. In an observed ledger 0 where they could not be counted, as with the next two."""
     padded_tokens: Count
     """Tokens of the padded shapes: what the device computed."""
     supervised_tokens: Count
@@ -132,6 +183,8 @@ class LedgerEntry(Record):
     loss: Real | None = None
     grad_norm: Real | None = None
     learning_rate: Annotated[float, Field(ge=0)] | None = None
+    pulse: Pulse | None = None
+    """None between two looks at the machine."""
 
     def kept(self) -> bool:
         """Whether the step held exactly the sequences that were promised, each once."""
@@ -176,3 +229,5 @@ class Ledger:
     """None while the run goes on, and after one that was killed."""
     superseded: int = 0
     torn: bool = False
+    lines: Sequence[int] = ()
+    """Of each step: its line in the file, from 1."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import TYPE_CHECKING, Literal, cast
 
 from brim.locale import _, sentences
-from brim.records import BudgetLimit, LedgerEntry, LedgerHeader, LedgerSummary, Slice, Split
+from brim.machine.pulse import PulseMeter
+from brim.records import BudgetLimit, LedgerEntry, LedgerHeader, LedgerSummary, Pulse, Slice, Split
 from brim.step.arguments import word
 from brim.step.checker import Checker
 from brim.step.ledger import LedgerWriter, Totals
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from brim.machine.device import Device
+    from brim.machine.device import Device, Reading
     from brim.step.batch import BatchPlan
     from brim.step.engine import Total
     from brim.step.loading import StepItem
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from brim.workload.words import Phase
 
 OnBroken = Literal["stop", "warn"]
+PULSE_SECONDS = 1.0
+"""The machine is looked at so often, and not at every step of a run whose steps are short."""
 _PACKAGES = ("torch", "transformers", "accelerate", "peft", "trl", "numpy")
 
 
@@ -55,6 +59,8 @@ class Book:
         self._said_unsupervised = False
         self._checker = Checker(on_broken, last_step=resumed_from_step)
         self._began = self._wait_seconds = 0.0
+        self._watch = _Watch()
+        reading = device.read()
         header = LedgerHeader(
             started_at=datetime.now(UTC).astimezone().isoformat(timespec="seconds"),
             resumed_from_step=resumed_from_step,
@@ -66,6 +72,8 @@ class Book:
             world_size=ranks.size,
             budget=BudgetLimit(unit=guard.budget.unit, limit=guard.budget.limit),
             device=device.name,
+            # What is free now and what this process holds already: other processes on the device keep what they have.
+            memory_limit_bytes=min(reading.total_bytes, reading.reserved_bytes + reading.free_bytes),
             data_fingerprint=plan.fingerprint(),
             configuration=dict(configuration or {}),
             versions=_versions(),
@@ -115,6 +123,7 @@ class Book:
             loss=total.loss if total.items else None,
             grad_norm=grad_norm,
             learning_rate=learning_rate,
+            pulse=self._watch.pulse(item, reading),
         )
         # Written before it is judged: a broken promise must be on record too.
         self._totals.add(entry)
@@ -155,6 +164,33 @@ class Book:
         say(text.format(step=entry.step))
 
 
+class _Watch:
+    """The machine's pulse, felt when a step is over and a second has passed."""
+
+    def __init__(self) -> None:
+        self._workers: deque[int] = deque(maxlen=0)
+        self._reading: Reading | None = None
+        self._meter = PulseMeter(
+            workers=lambda: set(self._workers),
+            utilisation=lambda: self._reading and self._reading.busy,
+            retries=lambda: self._reading and self._reading.allocator_retries,
+        )
+        self._felt = time.monotonic()
+
+    def pulse(self, item: StepItem, reading: Reading) -> Pulse | None:
+        """What happened since the last one; None if that is not a second ago."""
+        if item.worker is not None:
+            pid, count = item.worker
+            if self._workers.maxlen != count:
+                self._workers = deque(self._workers, maxlen=count)
+            self._workers.append(pid)
+        now = time.monotonic()
+        if now - self._felt < PULSE_SECONDS:
+            return None
+        self._felt, self._reading = now, reading
+        return Pulse(**self._meter.read())
+
+
 def say(sentence: str) -> None:
     """On the screen, where it is no output of the program."""
     print(sentence, file=sys.stderr)  # noqa: T201
@@ -184,9 +220,11 @@ def _in_words(summary: LedgerSummary) -> str:
 
 def _slices(total: Total) -> tuple[Slice, ...]:
     return tuple(
-        Slice(rank=rank, sequences=sequences, length=lengths[0], target_length=sum(lengths[1:]))
+        Slice(
+            rank=rank, sequences=sequences, length=lengths[0], target_length=sum(lengths[1:]), items=items, gradient_square=square
+        )
         for rank, tally in enumerate(total.tallies)
-        for sequences, *lengths in tally.slices
+        for (sequences, *lengths), items, square in zip(tally.slices, tally.slice_items, tally.slice_squares, strict=True)
     )
 
 

@@ -21,7 +21,7 @@ from brim.locale import _, sentences
 from brim.step.ledger import Totals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from brim.records import Ledger, LedgerEntry, LedgerHeader, LedgerSummary
 
@@ -40,13 +40,28 @@ def check_step(
     `promised_ids` are the sequences of the global batch, in any order; `divisor` is what the gradient was divided by. What is not given
     is not compared.
     """
-    step, broken = entry.step, []
-    if expected_step not in (None, step):
-        broken.append(_("Step {step} came where step {expected} was due.").format(step=step, expected=expected_step))
+    step, broken = entry.step, _order_broken(entry, expected_step)
     if divisor not in (None, entry.supervised_tokens):
         text = _("Step {step} counts {count} supervised tokens, and its gradient was divided by {divisor}.")
         broken.append(text.format(step=step, count=entry.supervised_tokens, divisor=divisor))
     return broken + _ids_broken(entry, promised_ids) + _counts_broken(entry)
+
+
+def check_observed_step(entry: LedgerEntry, *, expected_step: int | None = None) -> list[str]:
+    """The same of a step that was only watched: which sequences it took is not known, so their number is compared."""
+    in_slices = sum(one.sequences for one in entry.slices)
+    cases = (
+        (
+            entry.promised_sequences not in (None, entry.sequences),
+            _("Step {step} took {taken} sequences, and {promised} were promised."),
+        ),
+        (
+            entry.slices and in_slices != entry.sequences,
+            _("Step {step} counts {taken} sequences, and its micro-batches hold {in_slices}."),
+        ),
+    )
+    facts = {"step": entry.step, "taken": entry.sequences, "promised": entry.promised_sequences, "in_slices": in_slices}
+    return _order_broken(entry, expected_step) + [text.format(**facts) for broken, text in cases if broken]
 
 
 class Checker:
@@ -81,24 +96,45 @@ def check_ledger(
     `promised` gives the sequences of a step by its number, which counts from 1; `lengths` are the tokens of each sequence (`[n]`, or
     `[n, 2]` with targets). Without them the ledger is held against its header and against itself.
     """
-    headers = _in_force(ledger.headers)
+    return [sentence for _step, sentence in broken_in(ledger, promised=promised, lengths=lengths)]
+
+
+def broken_in(
+    ledger: Ledger, *, promised: Callable[[int], Iterable[int]] | None = None, lengths: npt.ArrayLike | None = None
+) -> Iterator[tuple[int | None, str]]:
+    """The same one by one, each with the place in `ledger.steps` that it is about; None where it is about the whole."""
+    headers = in_force(ledger.headers)
     if not headers:
-        return [_("The ledger has no header, so it does not say what was promised.")]
-    broken = _changes(headers)
+        yield None, _("The ledger has no header, so it does not say what was promised.")
+        return
+    changes = _changes(headers)
+    yield from ((None, sentence) for sentence in changes)
+    observed = any(header.observed for header in headers)
     # Steps of different promises cannot be held against one of them.
-    epochs = None if broken else _Epochs(headers[-1])
+    epochs = None if changes or observed else _Epochs(headers[-1])
     tokens = None if lengths is None else np.asarray(lengths)
     totals = Totals(headers[-1].resumed_from_step)
     expected = headers[0].resumed_from_step + 1
-    for entry in ledger.steps:
-        broken += check_step(entry, promised and promised(entry.step), expected_step=expected)
+    for place, entry in enumerate(ledger.steps):
+        if observed:
+            broken = check_observed_step(entry, expected_step=expected)
+        else:
+            broken = check_step(entry, promised and promised(entry.step), expected_step=expected)
         broken += epochs.add(entry) if epochs else []
         broken += [] if tokens is None else _tokens_broken(entry, tokens)
+        yield from ((place, sentence) for sentence in broken)
         expected = entry.step + 1
         if entry.step > headers[-1].resumed_from_step:
             totals.add(entry)
-    broken += epochs.end() if epochs else []
-    return broken + ([] if ledger.summary is None else _sums_broken(ledger.summary, totals))
+    whole = epochs.end() if epochs else []
+    whole += [] if ledger.summary is None else _sums_broken(ledger.summary, totals)
+    yield from ((None, sentence) for sentence in whole)
+
+
+def _order_broken(entry: LedgerEntry, expected_step: int | None) -> list[str]:
+    if expected_step in (None, entry.step):
+        return []
+    return [_("Step {step} came where step {expected} was due.").format(step=entry.step, expected=expected_step)]
 
 
 def _ids_broken(entry: LedgerEntry, promised_ids: Iterable[int] | None) -> list[str]:
@@ -147,24 +183,27 @@ class _Epochs:
     """Each sequence at most once in an epoch, exactly once in one that is complete; as many in each step as was promised."""
 
     def __init__(self, header: LedgerHeader) -> None:
-        self._header = header
+        assert header.effective_batch is not None
+        assert header.sequences_in_data is not None
+        assert header.steps_per_epoch is not None
+        self._effective_batch, self._drop_last = header.effective_batch, header.drop_last
+        self._sequences_in_data, self._steps_per_epoch = header.sequences_in_data, header.steps_per_epoch
         self._epoch = -1
         self._steps: set[int] = set()
         self._seen = np.zeros(header.sequences_in_data, np.bool_)
 
     def add(self, entry: LedgerEntry) -> list[str]:
         """What the next step breaks, and its predecessors if an epoch ends with them."""
-        header = self._header
-        epoch, place = divmod(entry.step - 1, header.steps_per_epoch)
+        epoch, place = divmod(entry.step - 1, self._steps_per_epoch)
         broken = [] if epoch == self._epoch else self.end()
         self._epoch = epoch
         self._steps.add(place)
-        due = min(header.effective_batch, header.sequences_in_data - place * header.effective_batch)
+        due = min(self._effective_batch, self._sequences_in_data - place * self._effective_batch)
         if entry.promised_sequences != due:
             text = _("Step {step} promised {promised} sequences, and {due} were due by the header.")
             broken.append(text.format(step=entry.step, promised=entry.promised_sequences, due=due))
         ids = set(entry.sequence_ids)
-        foreign = {one for one in ids if one >= header.sequences_in_data}
+        foreign = {one for one in ids if one >= self._sequences_in_data}
         if foreign:
             broken.append(
                 _("Step {step} took sequences that the data does not have: {ids}.").format(step=entry.step, ids=_some(foreign))
@@ -179,19 +218,19 @@ class _Epochs:
 
     def end(self) -> list[str]:
         """What an epoch lacks, if all its steps are there; then the next begins."""
-        header, taken = self._header, int(self._seen.sum())
-        due = header.sequences_in_data
-        due -= due % header.effective_batch if header.drop_last else 0
-        complete = len(self._steps) == header.steps_per_epoch
+        taken = int(self._seen.sum())
+        due = self._sequences_in_data
+        due -= due % self._effective_batch if self._drop_last else 0
+        complete = len(self._steps) == self._steps_per_epoch
         self._seen[:] = False
         self._steps.clear()
         if not complete or taken == due:
             return []
         text = _("The epoch that ended with step {step} took {taken} sequences of {due}.")
-        return [text.format(step=(self._epoch + 1) * header.steps_per_epoch, taken=taken, due=due)]
+        return [text.format(step=(self._epoch + 1) * self._steps_per_epoch, taken=taken, due=due)]
 
 
-def _in_force(headers: Sequence[LedgerHeader]) -> list[LedgerHeader]:
+def in_force(headers: Sequence[LedgerHeader]) -> list[LedgerHeader]:
     """The headers under which steps stand that were not superseded."""
     found: list[LedgerHeader] = []
     for header in headers:

@@ -11,6 +11,7 @@ and no gradient at all.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,10 +22,11 @@ from brim.locale import _
 from brim.step.micro import Counting, MicroBatch
 from brim.step.oom import Failure, Guard, does_not_fit_alone, failure_of, release
 from brim.step.randomness import Randomness
+from brim.step.squares import GradientSquares, steps_between
 from brim.workload.words import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from brim.machine.device import Device
     from brim.step.loading import Collate, StepItem
@@ -62,6 +64,9 @@ class Tally:
     """In the order in which they ran."""
     slices: list[tuple[int, ...]] = field(default_factory=list)
     """(sequences, padded length), the target's length third."""
+    slice_items: list[int] = field(default_factory=list)
+    slice_squares: list[float | None] = field(default_factory=list)
+    """Of each slice: what its loss is the mean of, and the squared norm of that mean's gradient, where it is wanted."""
     splits: list[tuple[str, int, int, int, int | None]] = field(default_factory=list)
     """(phase, sequences, padded length, into how many, bytes that were asked for)."""
     metric_sums: dict[str, float] = field(default_factory=dict)
@@ -101,6 +106,7 @@ class _Ran:
     loss: torch.Tensor
     items: int
     metrics: dict[str, float]
+    square: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,10 @@ class Engine:
         device: Device,
         collate: Collate | None = None,
         on_split: Callable[[str], None] = lambda _sentence: None,
+        noise_scale: bool | None = False,
+        loss_scale: Callable[[], float] = lambda: 1.0,
     ) -> None:
+        """`noise_scale`: keep the squared norm of each micro-batch's gradient. None: in some steps, where that costs next to nothing."""
         self.counting = counting
         self.guard = guard
         self.ranks = ranks
@@ -135,6 +144,9 @@ class Engine:
         self._collate = collate
         self._on_split = on_split
         self._parameters = ranks.parameters
+        self._steps_between = steps_between(noise_scale, self._parameters)
+        self._loss_scale = loss_scale
+        self._squares: GradientSquares | None = None
         self._torch_device = next(parameter.device for parameter in model.parameters() if parameter.requires_grad)
         self._buffers = [buffer for buffer in model.buffers() if buffer.numel() * buffer.element_size() <= _SMALL_BUFFER_BYTES]
         self._versions = [buffer._version for buffer in self._buffers]  # noqa: SLF001 (torch's own count of writes)
@@ -168,7 +180,8 @@ class Engine:
         self.clear_gradients()
         if item is not None and error is None:
             try:
-                tally = self._all_micro_batches(item)
+                with self._watching(item.step):
+                    tally = self._all_micro_batches(item)
             except Exception as raised:  # noqa: BLE001 (told to the other ranks, then raised)
                 error = raised
         if error is not None:
@@ -219,30 +232,32 @@ class Engine:
             items = micro.items(self.counting)
             if items:
                 moment = self._moment()
-                mark = Mark()
-                loss, failure = self._attempt(micro, items, items / tally.items, mark)
-                if failure is not None:
-                    smaller = self._smaller(micro, failure, tally)
-                    if failure.phase != "forward":
+                outcome = self._attempt(micro, items, items / tally.items)
+                if isinstance(outcome, Failure):
+                    smaller = self._smaller(micro, outcome, tally)
+                    if outcome.phase != "forward":
                         return _Again(self._allowed([*done, *smaller, *waiting]))
                     moment()
                     waiting = deque(self._allowed([*smaller, *waiting]))
                     continue
-                assert loss is not None
-                ran.append(_Ran(loss, items, mark.metrics))
+                ran.append(outcome)
             done.append(micro)
         self._count(tally, done, ran)
         return tally
 
-    def _attempt(self, micro: MicroBatch, items: int, weight: float, mark: Mark) -> tuple[torch.Tensor | None, Failure | None]:
+    def _attempt(self, micro: MicroBatch, items: int, weight: float) -> _Ran | Failure:
+        mark = Mark()
+        if self._squares is not None:
+            self._squares.begin()
         try:
-            return self._compute(micro.batch, items, weight, mark), None
+            loss = self._compute(micro.batch, items, weight, mark)
+            return _Ran(loss, items, mark.metrics, None if self._squares is None else self._squares.take())
         except Exception as error:
             failure = failure_of(error, mark.phase)
             if failure is None:
                 raise
             release(error, self.device)
-        return None, failure
+        return failure
 
     def _smaller(self, micro: MicroBatch, failure: Failure, tally: Tally) -> Sequence[MicroBatch]:
         """What takes the place of a micro-batch that failed: its halves; itself once more if it is one sequence, then an error."""
@@ -292,9 +307,30 @@ class Engine:
             self.longest_tokens = max(self.longest_tokens, micro.shape[0])
         means = torch.stack([each.loss.detach().float() for each in ran]).tolist() if ran else []
         tally.loss_sum = sum(mean * each.items for mean, each in zip(means, ran, strict=True))
+        tally.slice_items = [micro.items(self.counting) for micro in done]
+        tally.slice_squares = self._squares_of(tally, ran)
         for each in ran:
             for name, value in each.metrics.items():
                 tally.metric_sums[name] = tally.metric_sums.get(name, 0.0) + value * each.items
+
+    @contextmanager
+    def _watching(self, step: int) -> Iterator[None]:
+        """Keep the squares of this step's gradients, if it is one of those."""
+        if self._steps_between is None or step % self._steps_between:
+            yield
+            return
+        self._squares = GradientSquares(self._parameters, self._loss_scale)
+        try:
+            with self._squares.watching():
+                yield
+        finally:
+            self._squares = None
+
+    def _squares_of(self, tally: Tally, ran: list[_Ran]) -> list[float | None]:
+        if self._squares is None:
+            return [None] * len(tally.slice_items)
+        found = iter(self._squares.unscaled([each.square for each in ran], [each.items / tally.items for each in ran]))
+        return [next(found) if items else None for items in tally.slice_items]
 
     def _moment(self) -> Callable[[], None]:
         """Everything that forward changes besides gradients: random numbers, and buffers that move (running statistics)."""

@@ -184,7 +184,7 @@ def read_ledger(path: str | Path) -> Ledger:
                     raise
                 break
             if isinstance(found, LedgerEntry):
-                steps.append(offset, found.step)
+                steps.append(offset, found.step, number)
             elif isinstance(found, LedgerHeader):
                 headers.append(found)
                 superseded += steps.drop_after(found.resumed_from_step)
@@ -192,7 +192,7 @@ def read_ledger(path: str | Path) -> Ledger:
             offset += len(line)
     if not offset:
         raise RecordError(_("{path} is not a ledger, or has not one whole line yet.").format(path=path))
-    return Ledger(tuple(headers), steps, summary, superseded, torn)
+    return Ledger(tuple(headers), steps, summary, superseded, torn, steps.lines)
 
 
 class _Steps(Sequence[LedgerEntry]):
@@ -202,16 +202,19 @@ class _Steps(Sequence[LedgerEntry]):
         self._path = path
         self._offsets = offsets or []
         self._numbers = numbers or []
+        self.lines: list[int] = []
+        """Of each step: its line in the file, from 1."""
 
-    def append(self, offset: int, step: int) -> None:
+    def append(self, offset: int, step: int, line: int) -> None:
         self._offsets.append(offset)
         self._numbers.append(step)
+        self.lines.append(line)
 
     def drop_after(self, step: int) -> int:
         """Forget what comes after this step; how many they were."""
         keep = next((index for index, number in enumerate(self._numbers) if number > step), len(self._numbers))
         dropped = len(self._numbers) - keep
-        del self._offsets[keep:], self._numbers[keep:]
+        del self._offsets[keep:], self._numbers[keep:], self.lines[keep:]
         return dropped
 
     def __len__(self) -> int:

@@ -6,6 +6,7 @@ collates each micro-batch. So slicing costs the training process nothing, and a 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from brim.errors import UsageError
 from brim.locale import _
@@ -37,6 +38,8 @@ class StepItem:
     promised: IntArray
     """The sequences of the whole global batch, of all ranks."""
     micro: tuple[MicroBatch, ...]
+    worker: tuple[int, int] | None = None
+    """The process that loaded it, and how many such there are; None where the training process loads by itself."""
 
     def pin_memory(self) -> StepItem:
         """What a DataLoader calls for `pin_memory=True`."""
@@ -63,7 +66,7 @@ class StepDataset(Dataset[StepItem]):
     def __getitem__(self, step: int) -> StepItem:
         shares = self.plan.slices(step, self.guard.in_force)
         micro = tuple(self.micro_batch(ids) for ids in shares[self.rank])
-        return StepItem(step, self.plan.global_batch(step), micro)
+        return StepItem(step, self.plan.global_batch(step), micro, _this_worker())
 
     def micro_batch(self, ids: IntArray) -> MicroBatch:
         """These sequences, read and collated."""
@@ -71,6 +74,11 @@ class StepDataset(Dataset[StepItem]):
         batch = self.collate(copies(features))
         kept = None if has_rows(batch, len(ids)) else features
         return MicroBatch(ids, self.plan.lengths_of(ids), batch, kept)
+
+
+def _this_worker() -> tuple[int, int] | None:
+    worker = get_worker_info()
+    return None if worker is None else (os.getpid(), worker.num_workers)
 
 
 class StepSampler:

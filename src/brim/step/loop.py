@@ -50,6 +50,8 @@ class Steps:
 
     `loss(model, batch)` is the mean loss of a batch; by default what the model returns as `loss`. What it is the mean of (`counting`) is
     found out before the first step. `resume` is what `state()` gave when the weights were saved. `ledger` is a file or a folder.
+    `noise_scale` keeps the squared norm of each micro-batch's gradient in the ledger, for `brim doctor`; by default in every fourth step,
+    and only where all gradients together are below 64 MiB.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Steps:
         workers: int = 0,
         resume: Mapping[str, Any] | None = None,
         on_broken: OnBroken = "stop",
+        noise_scale: bool | None = None,
     ) -> None:
         self._last = arguments.whole("epochs", epochs)
         arguments.function("collate", collate)
@@ -105,7 +108,7 @@ class Steps:
         self._engine = Engine(
             self._model, self._compute,
             counting=counting or self._find_counting(), guard=self.guard, ranks=self._ranks, device=self.device, collate=collate,
-            on_split=say,
+            on_split=say, noise_scale=noise_scale, loss_scale=self._loss_scale,
         )  # fmt: skip
         self._updater = Updater(
             optimizer, scaler, max_norm, parameters, self.device, rehearsal, is_alone=self._ranks.size == 1
@@ -204,6 +207,9 @@ class Steps:
         weighted = loss * weight
         (weighted if self._scaler is None else self._scaler.scale(weighted)).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
+
+    def _loss_scale(self) -> float:
+        return 1.0 if self._scaler is None else self._scaler.get_scale()
 
     def _find_counting(self) -> Counting:
         return counting_of(self._data, self._model, lambda batch, _items: self._mean_loss(batch))

@@ -55,7 +55,9 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
     `effective_batch` is by default what the arguments multiply to: batch size x accumulation x processes. `budget` is what a micro-batch
     may cost; by default as many padded tokens as the arguments' batch size would have at the longest sequence, so that memory peaks no
     higher than it would without brim. `lengths` are the tokens of each training sequence, where they cannot be seen. The ledger is
-    written to `ledger.jsonl` in the output folder, or to the file given, or not at all (False).
+    written to `ledger.jsonl` in the output folder, or to the file given, or not at all (False). `noise_scale` keeps the squared norm of
+    each micro-batch's gradient there, for `brim doctor`; by default in every fourth step, and only where all gradients together are below
+    64 MiB.
     """
 
     def __init__(
@@ -66,10 +68,11 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
         lengths: Sequence[int] | None = None,
         ledger: str | Path | bool = True,
         on_broken: OnBroken = "stop",
+        noise_scale: bool | None = None,
         **keywords: Any,
     ) -> None:
         options = Options(
-            effective_batch=effective_batch, budget=budget, lengths=lengths, ledger=ledger, on_broken=on_broken
+            effective_batch=effective_batch, budget=budget, lengths=lengths, ledger=ledger, on_broken=on_broken, noise_scale=noise_scale
         )  # fmt: skip
         super().__init__(*args, **keywords)
         self._begin(options)
@@ -194,8 +197,11 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
         self._run.check_resumed(self._bookkeeper.saved_in(resume_from_checkpoint))
         plain = model.module if isinstance(model, DistributedDataParallel) else model
         self._run.prepare(
-            plain, path=ledger_file(self._options.ledger, self.args.output_dir), on_broken=self._options.on_broken
-        )  # fmt: skip
+            plain,
+            path=ledger_file(self._options.ledger, self.args.output_dir),
+            on_broken=self._options.on_broken,
+            noise_scale=self._options.noise_scale,
+        )
         return model, loader
 
     def _load_callback_state(self) -> None:
@@ -340,6 +346,7 @@ def attach(
     lengths: Sequence[int] | None = None,
     ledger: str | Path | bool = True,
     on_broken: OnBroken = "stop",
+    noise_scale: bool | None = None,
 ) -> Trainer:
     """Give a Trainer that exists already brim's step: `brim.attach(trainer)`, then `trainer.train()` as ever.
 
@@ -350,7 +357,9 @@ def attach(
     if not isinstance(cast("object", trainer), Trainer):
         text = _("brim.attach takes a transformers Trainer, and this is a {kind}.")
         raise UsageError(text.format(kind=type(trainer).__name__), hint=_("For a loop of your own, see brim.steps."))
-    options = Options(effective_batch=effective_batch, budget=budget, lengths=lengths, ledger=ledger, on_broken=on_broken)
+    options = Options(
+        effective_batch=effective_batch, budget=budget, lengths=lengths, ledger=ledger, on_broken=on_broken, noise_scale=noise_scale
+    )  # fmt: skip
     kind = type(trainer)
     trainer.__class__ = type(f"Brim{kind.__name__}", (BrimMixin, kind), {})
     attached: Any = trainer

@@ -20,6 +20,7 @@ class Options:
     lengths: Sequence[int] | None = None
     ledger: str | Path | bool = True
     on_broken: OnBroken = "stop"
+    noise_scale: bool | None = None
 
     def __post_init__(self) -> None:
         if self.effective_batch is not None:

@@ -72,7 +72,7 @@ class Run:
             text = _("This checkpoint was made without brim: from step {step} on the order of the data is another.")
             warnings.warn(text.format(step=self._done + 1), stacklevel=2)
 
-    def prepare(self, model: torch.nn.Module, *, path: Path | None, on_broken: OnBroken) -> None:
+    def prepare(self, model: torch.nn.Module, *, path: Path | None, on_broken: OnBroken, noise_scale: bool | None) -> None:
         """The model and the optimizer are there: rehearse, ask what the loss counts, open the ledger."""
         self._model = model
         # The Trainer says it when it fetches a step; some losses want to know before.
@@ -83,7 +83,7 @@ class Run:
         self._engine = Engine(
             model, self._compute,
             counting=self._counting(), guard=self.guard, ranks=self.ranks, device=self.device, collate=self._data.collate,
-            on_split=say,
+            on_split=say, noise_scale=noise_scale, loss_scale=self._loss_scale,
         )  # fmt: skip
         self._hooks = (
             self._optimizer.register_step_pre_hook(self._begin_update),
@@ -110,6 +110,9 @@ class Run:
     @property
     def _scaler(self) -> torch.amp.GradScaler | None:
         return getattr(self._trainer.accelerator, "scaler", None)
+
+    def _loss_scale(self) -> float:
+        return 1.0 if self._scaler is None else self._scaler.get_scale()
 
     def accumulate(self, item: StepItem | None, error: Exception | None = None) -> float:
         """The gradient of one whole step; its mean loss, the same on every rank."""

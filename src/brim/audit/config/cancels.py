@@ -1,0 +1,246 @@
+"""Settings of one config that cancel each other: one of them is not in force, or the tool stops.
+
+Each was read in the tool's source (transformers 5.22: `TrainingArguments._validate_args`; TRL 1.16; accelerate 1.15; DeepSpeed 0.19; the
+schemas of axolotl); what only some versions do is not here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from brim.audit.config.kinds import ARGUMENT_KINDS, TRAINER_KINDS, Config
+from brim.audit.config.links import engine_of
+from brim.audit.config.reading import shown
+from brim.audit.config.view import view_of
+from brim.locale import _
+from brim.records.findings import InForce
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from brim.audit.found import Found
+
+RULE = "config-cancels"
+_VARLEN: Final = ("flash2", "flash3", "flex", "xformers")
+"""Kernels that take several sequences in one row without a mask of its square."""
+
+
+def check(config: Config) -> Iterator[Found]:
+    """All of it."""
+    for one in _CHECKS:
+        yield from one(config)
+
+
+def _repeated(config: Config) -> Iterator[Found]:
+    for lost, holds in config.repeated:
+        if config.kind == "deepspeed" or lost.value == holds.value:
+            continue
+        text = _("{key} stands twice, in lines {first} and {second}: the last holds.")
+        message = text.format(key=holds.last_name, first=lost.line, second=holds.line)
+        row = InForce(setting=holds.last_name, set=shown(lost.value), in_force=shown(holds.value))
+        yield config.found(RULE, holds, message, in_force=(row,), edits=lost.delete())
+
+
+def _two_precisions(config: Config) -> Iterator[Found]:
+    names = ("fp16.enabled", "bf16.enabled") if config.kind == "deepspeed" else ("fp16", "bf16")
+    if config.kind in {*ARGUMENT_KINDS, "deepspeed"} and all(config.is_on(name) for name in names):
+        text = _("{first} and {second} are both on: {tool} takes at most one of them, and stops.")
+        yield _both(config, text, *names)
+    if config.kind in ARGUMENT_KINDS and config.is_on("fp16_full_eval") and config.is_on("bf16_full_eval"):
+        yield _both(
+            config,
+            _("{first} and {second} are both on: {tool} takes at most one of them, and stops."),
+            "fp16_full_eval",
+            "bf16_full_eval",
+        )
+
+
+def _two_quantisations(config: Config) -> Iterator[Found]:
+    if config.kind in TRAINER_KINDS and config.is_on("load_in_4bit") and config.is_on("load_in_8bit"):
+        text = _("{first} and {second} are both on: a base is held in one of them, and {tool} stops.")
+        yield _both(config, text, "load_in_8bit", "load_in_4bit")
+
+
+def _best_model(config: Config) -> Iterator[Found]:
+    """`load_best_model_at_end` needs an evaluation for every checkpoint."""
+    if config.kind not in ARGUMENT_KINDS or not config.is_on("load_best_model_at_end"):
+        return
+    entry = config.entries["load_best_model_at_end"]
+    if config.get("evaluation_strategy") is not None:
+        return  # a key that has gone says it: that is another finding
+    evaluated = _strategy(config, "eval_strategy", "no")
+    saved = _strategy(config, "save_strategy", "steps")
+    if saved == "best":
+        return
+    if evaluated != saved:
+        text = _("load_best_model_at_end is on, eval_strategy is {evaluated} and save_strategy {saved}: they must be equal.")
+        yield config.found(RULE, entry, text.format(evaluated=evaluated, saved=saved))
+        return
+    every = config.value("eval_steps") or config.value("logging_steps", 500)
+    save = config.value("save_steps", 500)
+    if saved == "steps" and _whole(every) and _whole(save) and save % every:
+        text = _("load_best_model_at_end is on, and save_steps {save} is no multiple of eval_steps {every}: the Trainer stops.")
+        yield config.found(RULE, entry, text.format(save=save, every=every))
+
+
+def _no_evaluation(config: Config) -> Iterator[Found]:
+    entry = config.get("eval_steps")
+    if config.kind not in ARGUMENT_KINDS or entry is None or not entry.value or config.get("evaluation_strategy") is not None:
+        return
+    strategy = _strategy(config, "eval_strategy", "no")
+    if strategy != "steps":
+        text = _("eval_steps is {every}, and eval_strategy is {strategy}: it is not in force.")
+        row = InForce(setting="eval_steps", set=shown(entry.value), in_force=None)
+        message = text.format(every=entry.value, strategy=strategy)
+        yield config.found(RULE, entry, message, severity="low", in_force=(row,))
+
+
+def _plateau(config: Config) -> Iterator[Found]:
+    entry = config.get("lr_scheduler_type")
+    if config.kind not in ARGUMENT_KINDS or entry is None or entry.value not in ("reduce_lr_on_plateau", "greedy"):
+        return
+    if _strategy(config, "eval_strategy", "no") == "no" and config.get("evaluation_strategy") is None:
+        text = _("lr_scheduler_type {word} follows the evaluation, and eval_strategy is no: the Trainer stops.")
+        yield config.found(RULE, entry, text.format(word=entry.value))
+
+
+def _workers(config: Config) -> Iterator[Found]:
+    """Prefetching and persistent workers need workers; the Trainer's default is none of them."""
+    if config.kind not in ARGUMENT_KINDS or config.value("dataloader_num_workers", 0) != 0:
+        return
+    for name in ("dataloader_prefetch_factor", "dataloader_persistent_workers"):
+        entry = config.get(name)
+        if entry is not None and entry.value:
+            text = _("{key} is {value}, and dataloader_num_workers is 0: there is no worker to do it, and the run stops.")
+            yield config.found(RULE, entry, text.format(key=name, value=shown(entry.value)), edits=entry.delete())
+
+
+def _steps_and_epochs(config: Config) -> Iterator[Found]:
+    steps = config.get("max_steps")
+    name = "num_epochs" if config.kind == "axolotl" else "num_train_epochs"
+    epochs = config.get(name)
+    if config.kind in TRAINER_KINDS and steps is not None and epochs is not None and _whole(steps.value) and epochs.value:
+        text = _("max_steps {steps} goes over {key} {epochs}, which is not in force.")
+        message = text.format(steps=steps.value, key=name, epochs=epochs.value)
+        row = InForce(setting=name, set=shown(epochs.value), in_force=None)
+        yield config.found(RULE, epochs, message, severity="low", in_force=(row,))
+
+
+def _warmups(config: Config) -> Iterator[Found]:
+    if config.kind == "axolotl" and config.value("warmup_steps") and config.value("warmup_ratio"):
+        yield _both(
+            config, _("{first} and {second} are both set: {tool} takes one of them, and stops."), "warmup_ratio", "warmup_steps"
+        )
+
+
+def _two_batches(config: Config) -> Iterator[Found]:
+    if config.kind == "axolotl" and config.value("batch_size") and config.value("gradient_accumulation_steps"):
+        yield _both(
+            config,
+            _("{first} and {second} are both set: {tool} takes one of them, and stops."),
+            "batch_size",
+            "gradient_accumulation_steps",
+        )
+    if config.kind == "trl" and config.value("generation_batch_size") and config.value("steps_per_generation"):
+        yield _both(
+            config,
+            _("{first} and {second} are both set: {tool} takes one of them, and stops."),
+            "generation_batch_size",
+            "steps_per_generation",
+        )
+
+
+def _shrinking(config: Config) -> Iterator[Found]:
+    """`auto_find_batch_size` shrinks the micro-batch and nothing else."""
+    if config.kind not in TRAINER_KINDS or not config.is_on("auto_find_batch_size"):
+        return
+    entry = config.entries["auto_find_batch_size"]
+    view = view_of(config)
+    engine = engine_of(config)
+    if config.value("num_generations") is not None:
+        message = _("auto_find_batch_size would break the groups of num_generations: TRL stops.")
+    elif engine is not None and engine.value("zero_optimization.stage") == 3:
+        message = _("auto_find_batch_size does not go with ZeRO-3: the Trainer stops.")
+    elif view.micro_batch is not None:
+        text = _(
+            "auto_find_batch_size is on: where memory ends, {key} {micro} shrinks, accumulation stays, and the effective batch is another."
+        )
+        message = text.format(key=view.micro_batch.entry.last_name, micro=view.micro_batch.value)
+    else:
+        return
+    yield config.found(RULE, entry, message, edits=entry.set_to(False))
+
+
+def _cache(config: Config) -> Iterator[Found]:
+    entry = config.get("use_cache")
+    if config.kind in TRAINER_KINDS and entry is not None and entry.value is True and config.is_on("gradient_checkpointing"):
+        message = _("use_cache is on, and gradient checkpointing switches it off: it is not in force.")
+        row = InForce(setting="use_cache", set=True, in_force=False)
+        yield config.found(RULE, entry, message, severity="low", in_force=(row,), edits=entry.set_to(False), is_safe=True)
+
+
+def _packing(config: Config) -> Iterator[Found]:
+    view = view_of(config)
+    if view.packing is None or view.packing.value is not True or config.kind not in {"trl", "axolotl"}:
+        return
+    grouped = config.is_on("group_by_length") or config.value("train_sampling_strategy") == "group_by_length"
+    if grouped:
+        name = "group_by_length" if config.is_on("group_by_length") else "train_sampling_strategy"
+        message = _("Packed rows are all of one length, so grouping by length does nothing.")
+        yield config.found(RULE, config.entries[name], message, severity="low")
+    if config.kind == "axolotl" and view.attention is None:
+        message = _(
+            "sample_packing is on and no attention is chosen: tokens may see the sequences that are packed before theirs."
+        )
+        yield config.found(RULE, view.packing.entry, message, confidence="medium")
+    if config.kind == "trl" and view.attention is not None and view.attention.value not in _VARLEN:
+        text = _(
+            "packing is on, and {attention} attention holds a mask of the whole packed length: it computes many times what it needs."
+        )
+        message = text.format(attention=view.attention.value)
+        if view.attention.value in ("sdpa", "eager"):
+            yield config.found(RULE, view.packing.entry, message, confidence="medium")
+
+
+def _one_process(config: Config) -> Iterator[Found]:
+    """`distributed_type: NO` starts one process, whatever num_processes says."""
+    count, kind = config.get("num_processes"), config.get("distributed_type")
+    if config.kind != "accelerate" or count is None or kind is None or kind.value not in (False, "NO", "no"):
+        return
+    if config.value("mpirun_config") or config.is_on("use_cpu") or not _whole(count.value) or count.value == 1:
+        return
+    text = _("num_processes is {count}, and distributed_type is NO: accelerate starts one process.")
+    row = InForce(setting="num_processes", set=count.value, in_force=1)
+    yield config.found(RULE, count, text.format(count=count.value), in_force=(row,), edits=kind.set_to("MULTI_GPU"))
+
+
+def _offload(config: Config) -> Iterator[Found]:
+    view = view_of(config)
+    if view.offload is None or view.zero_stage is None or not isinstance(view.zero_stage.value, int):
+        return
+    needed = 3 if view.offload.value == "parameters" else 1
+    if view.zero_stage.value < needed:
+        text = _("{key} is {device}, and ZeRO stage {stage} keeps them whole on every GPU: nothing is offloaded.")
+        message = text.format(key=view.offload.entry.name, device=view.offload.entry.value, stage=view.zero_stage.value)
+        row = InForce(setting=view.offload.entry.name, set=shown(view.offload.entry.value), in_force="none")
+        yield config.found(RULE, view.offload.entry, message, confidence="medium", in_force=(row,))
+
+
+_CHECKS: Final[tuple[Callable[[Config], Iterator[Found]], ...]] = (
+    _repeated, _two_precisions, _two_quantisations, _best_model, _no_evaluation, _plateau, _workers, _steps_and_epochs, _warmups,
+    _two_batches, _shrinking, _cache, _packing, _one_process, _offload,
+)  # fmt: skip
+
+
+def _both(config: Config, text: str, first: str, second: str) -> Found:
+    return config.found(RULE, config.entries[first], text.format(first=first, second=second, tool=config.label), severity="high")
+
+
+def _strategy(config: Config, name: str, default: str) -> str:
+    """YAML reads a bare `no` as false."""
+    value = config.value(name, default)
+    return "no" if value is False or value is None else str(value).lower()
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -1,0 +1,74 @@
+"""Micro-batches: what was called between two backwards; and windows: what lies between two optimizer steps.
+
+A micro-batch is what one backward is about. Its rows are those of the first model that was called for it: a head that is called on what
+an encoder gave sees the same samples in another shape. Rows that go through the same model twice (the same tensor) count once.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from .later import known, total
+from .shapes import IGNORED
+
+
+class Call:
+    """One forward pass of a model, called from outside any other."""
+
+    __slots__ = ("is_training", "labels", "length", "model", "rows", "shifts", "tensor", "tokens")
+
+    def __init__(self, model: Any, given: Any) -> None:
+        self.model = id(model)
+        self.is_training = bool(model.training)
+        self.rows = given.rows
+        self.length = given.length
+        self.tokens = None if given.mask is None else known(given.mask.sum())
+        self.labels = given.targets
+        self.shifts = "CausalLM" in type(getattr(model, "module", model)).__name__
+        self.tensor = None if given.tensor is None else weakref.ref(given.tensor)
+
+
+class Micro:
+    """One micro-batch whose gradient has been added."""
+
+    __slots__ = ("calls", "length", "loss", "rows", "targets", "tokens")
+
+    def __init__(self, calls: list[Call], targets: list[Any], loss: Any) -> None:
+        self.calls = len(calls)
+        counted = _counted(calls)
+        rows = [call.rows for call in counted]
+        self.rows = None if not rows or None in rows else sum(rows)
+        lengths = [call.length for call in counted]
+        self.length = None if not lengths or None in lengths else max(lengths)
+        self.tokens = total([call.tokens for call in counted])
+        self.targets = total(targets) if targets else total([_labels(call) for call in counted])
+        self.loss = loss
+
+
+def evaluations_among(calls: list[Call]) -> int:
+    """Calls of a model in evaluation mode that kept gradients beside others in training mode: no part of the micro-batch."""
+    training = sum(call.is_training for call in calls)
+    return len(calls) - training if training else 0
+
+
+def _counted(calls: list[Call]) -> list[Call]:
+    if any(call.is_training for call in calls):
+        calls = [call for call in calls if call.is_training]
+    found: list[Call] = []
+    seen: list[Any] = []
+    for call in calls:
+        tensor = None if call.tensor is None else call.tensor()
+        if call.model != calls[0].model or (tensor is not None and any(tensor is other for other in seen)):
+            continue
+        seen.append(tensor)
+        found.append(call)
+    return found
+
+
+def _labels(call: Call) -> Any:
+    """Supervised targets by the labels, where no loss function was seen that counts them. Decoders predict the next token."""
+    labels = call.labels
+    if labels is None or labels.is_floating_point():
+        return None
+    return known(((labels[:, 1:] if labels.dim() == 2 and call.shifts else labels) != IGNORED).sum())

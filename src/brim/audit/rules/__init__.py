@@ -1,0 +1,48 @@
+"""Every rule of the doctor, by name. The texts are here; the checks that find them stand in source/, config/ and run/."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Final
+
+from brim.audit.rules import calls, config, ignored, loops, run, values
+from brim.errors import UnknownNameError
+from brim.locale import _, sentences
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from brim.audit.rules.rule import Rule
+
+
+RULES: Final[dict[str, Rule]] = {
+    rule.name: rule for rule in (*values.RULES, *ignored.RULES, *loops.RULES, *calls.RULES, *config.RULES, *run.RULES)
+}
+
+
+def find_rule(name: str) -> Rule:
+    """The rule of that name; the nearest names are told where there is none."""
+    found = RULES.get(name.strip().lower().replace("_", "-"))
+    if found is not None:
+        return found
+    nearest = nearest_rules(name)
+    raise UnknownNameError(
+        sentences(
+            _("There is no rule {name!r}.").format(name=name),
+            _("Nearest: {names}.").format(names=", ".join(nearest)) if nearest else "",
+        ),
+        nearest=nearest,
+        hint=_("`brim doctor --rules` lists all."),
+    )
+
+
+def nearest_rules(name: str) -> tuple[str, ...]:
+    """Rules whose names look like this one, or hold it."""
+    given = name.strip().lower().replace("_", "-")
+    holding = [each for each in RULES if given and given in each]
+    return tuple(dict.fromkeys([*get_close_matches(given, RULES, n=3), *holding]))[:3]
+
+
+def names_of(names: Iterable[str]) -> frozenset[str]:
+    """The rules that a person named, checked."""
+    return frozenset(find_rule(name).name for name in names)

@@ -1,0 +1,334 @@
+"""Rules about configs: products that disagree, words that nobody fills in, settings that cancel, and cards that cannot do it."""
+
+from __future__ import annotations
+
+from brim.audit.rules.rule import Rule
+from brim.locale import N_
+
+_DEEPSPEED = "https://www.deepspeed.ai/docs/config-json/"
+_TRAINER_DEEPSPEED = "https://huggingface.co/docs/transformers/deepspeed"
+_ACCELERATE_DEEPSPEED = "https://huggingface.co/docs/accelerate/usage_guides/deepspeed"
+_ARGUMENTS = "https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments"
+_AXOLOTL = "https://docs.axolotl.ai/docs/config-reference.html"
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name="config-product",
+        group="config",
+        severity="high",
+        title=N_("The batch sizes of a config do not multiply"),
+        why=N_(
+            "A step holds micro-batch x accumulation x processes, and the config also names the result. Where all three are "
+            "given, DeepSpeed compares them and stops before the first step, often after a long queue for the machine. Where one "
+            "is left out it divides, and rounds down. axolotl rounds down as well and does not stop: the batch that was named is "
+            "not the batch that is trained."
+        ),
+        mend=N_(
+            "Name two of the three and let the tool compute the third, or make the product right for the number of processes."
+        ),
+        sources=(_DEEPSPEED, _AXOLOTL),
+        example_name="ds_config.json",
+        bad="""\
+{
+  "train_batch_size": 100,
+  "train_micro_batch_size_per_gpu": 8,
+  "gradient_accumulation_steps": 4,
+  "bf16": {"enabled": true},
+  "zero_optimization": {"stage": 2}
+}
+""",
+        good="""\
+{
+  "train_batch_size": 128,
+  "train_micro_batch_size_per_gpu": 8,
+  "gradient_accumulation_steps": 4,
+  "bf16": {"enabled": true},
+  "zero_optimization": {"stage": 2}
+}
+""",
+    ),
+    Rule(
+        name="config-pair-disagrees",
+        group="config",
+        severity="high",
+        title=N_("Two configs that are read together say different things"),
+        why=N_(
+            "The Trainer's arguments, accelerate's file and DeepSpeed's file each have a place for accumulation, clipping, "
+            "precision and the learning rate. The Trainer stops where its own values and DeepSpeed's differ. accelerate stops "
+            "where its file repeats what the file of DeepSpeed says. And between the Trainer's precision and accelerate's one "
+            "wins without a word."
+        ),
+        mend=N_(
+            "Say each thing once. In a file of DeepSpeed that the Trainer reads, write auto for what the arguments already say."
+        ),
+        sources=(_TRAINER_DEEPSPEED, _ACCELERATE_DEEPSPEED),
+        bad="""\
+# file: train.yaml
+output_dir: outputs
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 16
+learning_rate: 2.0e-5
+max_grad_norm: 1.0
+bf16: true
+deepspeed: ds.json
+# file: ds.json
+{
+  "train_micro_batch_size_per_gpu": 4,
+  "gradient_accumulation_steps": 1,
+  "bf16": {"enabled": true},
+  "zero_optimization": {"stage": 2}
+}
+""",
+        good="""\
+# file: train.yaml
+output_dir: outputs
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 16
+learning_rate: 2.0e-5
+max_grad_norm: 1.0
+bf16: true
+deepspeed: ds.json
+# file: ds.json
+{
+  "train_micro_batch_size_per_gpu": "auto",
+  "gradient_accumulation_steps": "auto",
+  "bf16": {"enabled": "auto"},
+  "zero_optimization": {"stage": 2}
+}
+""",
+    ),
+    Rule(
+        name="config-auto-open",
+        group="config",
+        severity="medium",
+        title=N_("A field says auto, and nobody fills it in"),
+        why=N_(
+            "The word auto in a DeepSpeed config is an agreement with the Hugging Face Trainer, which fills in a fixed list of "
+            "fields; accelerate fills in fewer. In any other field DeepSpeed drops the key and takes its own default, or passes "
+            "the word on to code that expects a number. Without the Trainer the batch sizes themselves stay open, and the run "
+            "stops at them."
+        ),
+        mend=N_("Write the value, or leave the key out if the default is meant."),
+        sources=(_TRAINER_DEEPSPEED, _DEEPSPEED),
+        example_name="ds_config.json",
+        bad="""\
+{
+  "train_batch_size": "auto",
+  "train_micro_batch_size_per_gpu": "auto",
+  "gradient_accumulation_steps": "auto",
+  "zero_optimization": {
+    "stage": 3,
+    "reduce_bucket_size": "auto",
+    "stage3_max_live_parameters": "auto"
+  }
+}
+""",
+        good="""\
+{
+  "train_batch_size": "auto",
+  "train_micro_batch_size_per_gpu": "auto",
+  "gradient_accumulation_steps": "auto",
+  "zero_optimization": {
+    "stage": 3,
+    "reduce_bucket_size": "auto",
+    "stage3_max_live_parameters": 1e9
+  }
+}
+""",
+    ),
+    Rule(
+        name="config-cancels",
+        group="config",
+        severity="medium",
+        title=N_("Two settings of a config cancel each other"),
+        why=N_(
+            "Some settings switch others off, and some pairs are refused. max_steps goes over the number of epochs, an "
+            "evaluation interval without an evaluation strategy does nothing, a key that stands twice holds its last value, and "
+            "auto_find_batch_size changes the effective batch as soon as memory ends. Refused pairs stop the run, in the worst "
+            "case after it has waited for its machine."
+        ),
+        mend=N_("Keep the one that you mean, and take the other away."),
+        sources=(_ARGUMENTS, "https://github.com/huggingface/transformers/pull/33281"),
+        example_name="train.yaml",
+        bad="""\
+output_dir: outputs
+per_device_train_batch_size: 8
+gradient_accumulation_steps: 4
+auto_find_batch_size: true
+learning_rate: 2.0e-5
+save_strategy: steps
+save_steps: 250
+eval_strategy: steps
+eval_steps: 100
+load_best_model_at_end: true
+""",
+        good="""\
+output_dir: outputs
+per_device_train_batch_size: 8
+gradient_accumulation_steps: 4
+learning_rate: 2.0e-5
+save_strategy: steps
+save_steps: 200
+eval_strategy: steps
+eval_steps: 100
+load_best_model_at_end: true
+""",
+    ),
+    Rule(
+        name="config-gpu-cannot",
+        group="config",
+        severity="high",
+        title=N_("The config asks for what the card cannot do"),
+        why=N_(
+            "bfloat16 and TF32 came with NVIDIA's Ampere generation, FlashAttention 2 needs the same, and fp8 needs Ada or "
+            "Hopper. On an older card the run stops when the model is loaded, or bfloat16 is emulated at a fraction of the "
+            "speed. A config that was written for a rented A100 meets this on the first T4."
+        ),
+        mend=N_("Take fp16 for bf16, sdpa for FlashAttention 2, and leave tf32 and fp8 out; or name a newer card."),
+        sources=(
+            "https://huggingface.co/docs/transformers/perf_train_gpu_one",
+            "https://github.com/Dao-AILab/flash-attention",
+            "https://developer.nvidia.com/cuda-gpus",
+        ),
+        example_name="train.yaml",
+        bad="""\
+# gpu: t4
+output_dir: outputs
+per_device_train_batch_size: 8
+gradient_accumulation_steps: 4
+learning_rate: 2.0e-5
+bf16: true
+tf32: true
+""",
+        good="""\
+# gpu: t4
+output_dir: outputs
+per_device_train_batch_size: 8
+gradient_accumulation_steps: 4
+learning_rate: 2.0e-5
+fp16: true
+""",
+    ),
+    Rule(
+        name="config-over-memory",
+        group="config",
+        severity="high",
+        title=N_("The config needs more memory than the card has"),
+        why=N_(
+            "brim predicts the memory of one step from the model and the settings, without running it. Here that is more than "
+            "the card has, so the run ends with an out-of-memory error: at once, or hours later when the longest sequences come "
+            "together. The effective batch is a promise, and the micro-batch only decides how it is sliced."
+        ),
+        mend=N_("Lower the micro-batch and raise accumulation by the same factor; `brim plan` finds the fastest cut that fits."),
+        sources=("https://huggingface.co/docs/transformers/model_memory_anatomy", "https://arxiv.org/abs/2510.21048"),
+        example_name="train.yaml",
+        bad="""\
+# gpu: t4
+model_name_or_path: gpt2
+stage: sft
+do_train: true
+finetuning_type: full
+cutoff_len: 512
+output_dir: outputs
+disable_gradient_checkpointing: true
+per_device_train_batch_size: 64
+gradient_accumulation_steps: 1
+learning_rate: 2.0e-5
+fp16: true
+""",
+        good="""\
+# gpu: t4
+model_name_or_path: gpt2
+stage: sft
+do_train: true
+finetuning_type: full
+cutoff_len: 512
+output_dir: outputs
+disable_gradient_checkpointing: true
+per_device_train_batch_size: 8
+gradient_accumulation_steps: 8
+learning_rate: 2.0e-5
+fp16: true
+""",
+    ),
+    Rule(
+        name="config-under-used",
+        group="config",
+        severity="medium",
+        title=N_("The config leaves much of the card unused"),
+        why=N_(
+            "The predicted memory is below 70 percent of the card, while each step is cut into several micro-batches. A larger "
+            "micro-batch with less accumulation makes the same step, and fills the card's arithmetic better: fewer, larger "
+            "kernels."
+        ),
+        mend=N_(
+            "Raise the micro-batch and lower accumulation by the same factor, so that the effective batch stays; `brim probe` "
+            "measures it."
+        ),
+        sources=(
+            "https://huggingface.co/docs/transformers/perf_train_gpu_one",
+            "https://docs.nvidia.com/deeplearning/performance/dl-performance-fully-connected/index.html",
+        ),
+        example_name="train.yaml",
+        bad="""\
+# gpu: t4
+model_name_or_path: gpt2
+stage: sft
+do_train: true
+finetuning_type: full
+cutoff_len: 512
+output_dir: outputs
+disable_gradient_checkpointing: true
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+learning_rate: 2.0e-5
+fp16: true
+""",
+        good="""\
+# gpu: t4
+model_name_or_path: gpt2
+stage: sft
+do_train: true
+finetuning_type: full
+cutoff_len: 512
+output_dir: outputs
+disable_gradient_checkpointing: true
+per_device_train_batch_size: 8
+gradient_accumulation_steps: 1
+learning_rate: 2.0e-5
+fp16: true
+""",
+    ),
+    Rule(
+        name="config-dead-key",
+        group="config",
+        severity="high",
+        title=N_("A key of the config is read by nobody"),
+        why=N_(
+            "Arguments are renamed and removed from version to version, and a key with one wrong letter is another key. "
+            "DeepSpeed and axolotl pass over keys that they do not know, so the setting is simply not in force and the default "
+            "is. Parsers that refuse unknown keys stop the run instead."
+        ),
+        mend=N_("Write the name that the tool knows today."),
+        sources=(
+            "https://raw.githubusercontent.com/huggingface/transformers/v5.15.0/src/transformers/training_args.py",
+            "https://github.com/huggingface/transformers/pull/41326",
+            _DEEPSPEED,
+        ),
+        example_name="train.yaml",
+        bad="""\
+output_dir: outputs
+per_gpu_train_batch_size: 32
+gradient_acumulation_steps: 4
+learning_rate: 2.0e-5
+evaluation_strategy: epoch
+""",
+        good="""\
+output_dir: outputs
+per_device_train_batch_size: 32
+gradient_accumulation_steps: 4
+learning_rate: 2.0e-5
+eval_strategy: epoch
+""",
+    ),
+)

@@ -1,0 +1,1 @@
+"""The run audit: what a ledger says about the run that wrote it."""

@@ -1,0 +1,62 @@
+"""Promise and fact: what the checker of the step finds in a ledger, each kind of breach once."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from brim.locale import _, sentences
+from brim.records.findings import InForce
+from brim.step.checker import broken_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from brim.audit.found import Found
+    from brim.audit.run.reading import Run
+
+_DETAILS: Final = re.compile(r"\w+ = |\d[\d,.e+ -]*")
+"""What differs between two sentences about the same kind of breach: numbers, and the name of a sum."""
+_SHORT_SHARE: Final = 1 / 3
+"""A script that is watched may take a short last window in each epoch; where that is every third step or more, it is no last one."""
+
+
+def check(run: Run) -> Iterator[Found]:
+    """One finding for each kind of breach, at the first step that shows it."""
+    if _has_only_short_windows(run):
+        return
+    first: dict[str, tuple[int | None, str]] = {}
+    counts: Counter[str] = Counter()
+    for place, sentence in broken_in(run.ledger):
+        kind = _DETAILS.sub("#", sentence)
+        counts[kind] += 1
+        first.setdefault(kind, (place, sentence))
+    for kind, (place, sentence) in first.items():
+        more = _("More of this kind: {count}.").format(count=counts[kind] - 1) if counts[kind] > 1 else ""
+        # What is about the whole is shown at the last step.
+        yield run.found(
+            "run-promise-broken", sentences(sentence, more), place=-1 if place is None else place, in_force=_rows(run, place)
+        )
+
+
+def _has_only_short_windows(run: Run) -> bool:
+    """Of a watched script whose steps differ from the promise only now and then, and only by fewer sequences."""
+    if not any(header.observed for header in run.headers):
+        return False
+    promised, taken = run.columns.promised, run.columns.sequences
+    short = taken < promised
+    if (taken > promised).any() or not short.any() or short.mean() >= _SHORT_SHARE:
+        return False
+    return all(place is not None and short[place] for place, _sentence in broken_in(run.ledger))
+
+
+def _rows(run: Run, place: int | None) -> tuple[InForce, ...]:
+    """The table of promise and fact, where the number of sequences is what differs."""
+    promised, taken = run.columns.promised, run.columns.sequences
+    if place is None or not (promised[place] != taken[place] and promised[place] > 0):
+        return ()
+    usual = np.median(taken[promised == promised[place]])
+    return (InForce(setting="effective_batch", set=int(promised[place]), in_force=int(usual)),)

@@ -1,0 +1,359 @@
+"""Clamps: what stands between a user's setting and the value in force.
+
+A setting is varied, and the code's own arithmetic is done for each value. A place is to blame if it gets what the user set and gives
+something else: for some values the same (so that it is no mere scaling by a number of GPUs), for others not.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from brim.audit.source import mending
+from brim.audit.source.statements import Use
+from brim.audit.source.terms import (
+    UNKNOWN,
+    Apply,
+    Choice,
+    Constant,
+    Opaque,
+    Repeat,
+    Setting,
+    Term,
+    World,
+    evaluate,
+    is_same,
+    settings_in,
+    walk,
+)
+from brim.locale import _
+from brim.records.findings import InForce
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from brim.audit.found import Found
+    from brim.audit.source.module import Module
+    from brim.audit.source.quantities import Quantity
+
+RULES: dict[Quantity, str] = {
+    "batch": "batch-clamped",
+    "effective-batch": "batch-clamped",
+    "eval-batch": "eval-batch-clamped",
+    "accumulation": "accumulation-clamped",
+    "workers": "workers-clamped",
+    "learning-rate": "learning-rate-clamped",
+    "length": "length-clamped",
+}
+SHOWN: dict[Quantity, tuple[Any, ...]] = {
+    "batch": (8, 32, 64),
+    "effective-batch": (32, 64, 256),
+    "eval-batch": (8, 32, 64),
+    "accumulation": (1, 4, 8),
+    "workers": (2, 4, 8),
+    "learning-rate": (1e-5, 1e-4, 1e-3),
+    "length": (512, 2048, 8192),
+    "pinning": (True,),
+}
+_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 16, 20, 24, 30, 32, 48, 50, 64, 96, 100, 128, 192, 256, 500, 512, 1000, 1024)
+_DENSE: dict[Quantity, tuple[Any, ...]] = {
+    "learning-rate": (1e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2, 0.1),
+    "length": (32, 64, 100, 128, 256, 300, 384, 512, 700, 1000, 1024, 2000, 2048, 3000, 4096, 8192, 16384, 32768, 131072),
+    "workers": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64),
+}
+_HARDWARE = re.compile(
+    r"memory|mem_|_mem\b|\bmem\b|vram|free_?g|_gb\b|\bgb\b|gib\b|get_device_properties|get_device_capability|get_device_name|nvidia|"
+    r"pynvml|nvml|gpu_?name|capability|显存",
+    re.IGNORECASE,
+)
+_ASKED_FOR = re.compile(
+    r"debug|smoke|dry|test|eval|profil|overfit|quick|sanity|demo|platform|os\.name|win32|is_train|training|stream|resume|tpu|mps",
+    re.IGNORECASE,
+)
+_OTHER_WORK = re.compile(
+    r"^\s*(from|import) (requests|aiohttp|httpx|flask|fastapi|scrapy|sqlalchemy|psycopg2?|redis|boto3|kafka)\b", re.MULTILINE
+)
+"""Crawlers, servers and databases have batches and workers too; a file that imports these and no torch is about them."""
+_COMPARISONS = {"<", "<=", ">", ">=", "==", "!=", "in", "not in"}
+_MOST_PLACES = 200
+_FOR: dict[Quantity, set[Quantity]] = {"batch": {"batch", "eval-batch"}, "eval-batch": {"eval-batch", "batch"}}
+
+
+@dataclass(frozen=True, eq=False)
+class Clamp:
+    """A place that changes a setting."""
+
+    culprit: Apply | Choice | Repeat
+    varied: Setting
+    use: Use
+    tiers: tuple[tuple[str, World], ...] = ()
+    """By a condition that only the machine can decide: what it is, and what it means for the choices. Empty: no condition."""
+
+    @property
+    def rule(self) -> str:
+        """Which rule it breaks."""
+        is_evaluation = self.use.quantity == "batch" and (self.use.is_for_evaluation or self.varied.quantity == "eval-batch")
+        return "eval-batch-clamped" if is_evaluation else RULES[self.use.quantity]
+
+
+def check_clamps(uses: Sequence[Use]) -> Iterator[Found]:
+    """Every place that changes a setting, once."""
+    found: dict[tuple[int, str], Clamp] = {}
+    for use in uses:
+        if use.quantity not in RULES or _is_other_work(use.module):
+            continue
+        for clamp in clamps_of(use):
+            key = (id(clamp.culprit.node), clamp.varied.name)
+            if key not in found or (found[key].rule.startswith("eval") and not clamp.rule.startswith("eval")):
+                found[key] = clamp
+    clamps = list(found.values())
+    ladders = [each for each in clamps if each.tiers]
+    for clamp in clamps:
+        if not any(_is_rung_of(clamp, ladder) for ladder in ladders):
+            yield _as_found(clamp)
+
+
+def _is_other_work(module: Module) -> bool:
+    text = module.source.text
+    return "torch" not in text and "transformers" not in text and _OTHER_WORK.search(text) is not None
+
+
+def _is_rung_of(clamp: Clamp, ladder: Clamp) -> bool:
+    """Whether a clamp is part of a ladder of conditions, which is reported as a whole."""
+    if clamp is ladder or clamp.culprit.module is not ladder.culprit.module or clamp.varied.name != ladder.varied.name:
+        return False
+    (first, last), (top, bottom) = _lines(clamp), _lines(ladder)
+    return top <= first and last <= bottom and (top, bottom) != (first, last)
+
+
+def _lines(clamp: Clamp) -> tuple[int, int]:
+    first, last = mending.span_of(clamp)
+    return getattr(first, "lineno", 1), getattr(last, "end_lineno", 1)
+
+
+def clamps_of(use: Use) -> list[Clamp]:
+    """What changes the settings that this value is made of."""
+    found: list[Clamp] = []
+    for varied in _varied(use):
+        _descend(use.term, varied, use, found, set())
+    return found
+
+
+def _varied(use: Use) -> list[Setting]:
+    """The settings that a user would turn to change this value."""
+    wanted: set[Quantity] = _FOR.get(use.quantity, {use.quantity})
+    inside = settings_in(use.term)
+    users = [each for each in inside if each.is_the_users and (each.quantity in wanted or each.name.startswith("argv["))]
+    if not users:
+        constants = [each for each in inside if each.kind in {"constant", "default"} and each.quantity in wanted]
+        users = constants if len(constants) == 1 and constants[0] is not use.term else []
+        if use.quantity == "learning-rate":
+            # Schedules compute with learning rates all the time; only what a user sets is looked at.
+            users = [each for each in users if each.name.isupper()]
+    elif use.quantity == "learning-rate":
+        users = [each for each in users if each.kind in {"field", "flag", "key", "environment"}]
+    unique: list[Setting] = []
+    for each in users:
+        if not any(is_same(each, other) for other in unique):
+            unique.append(each)
+    return unique[:3]
+
+
+def _contains(term: Term, varied: Setting) -> bool:
+    return any(isinstance(each, Setting) and is_same(each, varied) for each in walk(term))
+
+
+def _descend(term: Term, varied: Setting, use: Use, found: list[Clamp], seen: set[int]) -> None:
+    if id(term) in seen or len(seen) > _MOST_PLACES or not _contains(term, varied):
+        return
+    seen.add(id(term))
+    if isinstance(term, Choice):
+        decided = evaluate(term.condition, varied, dense(use.quantity)[0]) is not UNKNOWN
+        if not decided and _is_about_the_machine(term.condition):
+            tiers = _tiers(term)
+            if any(not _is_identity(term, varied, use.quantity, world) for _when, world in tiers):
+                found.append(Clamp(term, varied, use, tiers))
+            return
+        if not decided:
+            if _was_asked_for(term.condition):
+                return
+            for side in (term.then, term.otherwise):
+                _descend(side, varied, use, found, seen)
+            return
+    if isinstance(term, Choice) and not _contains(term.condition, varied):
+        # Decided by something else: a constant argument. Only one side is ever in force.
+        side = term.then if evaluate(term.condition, varied, dense(use.quantity)[0]) else term.otherwise
+        _descend(side, varied, use, found, seen)
+        return
+    if isinstance(term, Apply | Choice | Repeat):
+        inner = [each for each in term.parts() if _contains(each, varied)]
+        if isinstance(term, Choice):
+            inner = [each for each in inner if each is not term.condition]
+        elif isinstance(term, Apply) and term.what in {"<", "<=", ">", ">=", "==", "!=", "not"}:
+            return
+        # Only if all that goes in is what the user set is this the place to blame.
+        if all(_comes_through(each, varied, use.quantity) for each in inner) or _is_rounding(term):
+            if _changes(term, varied, use.quantity):
+                found.append(Clamp(term, varied, use))
+            return
+        for each in inner:
+            _descend(each, varied, use, found, seen)
+
+
+def dense(quantity: Quantity) -> tuple[Any, ...]:
+    """Many values of a quantity."""
+    return _DENSE.get(quantity, _COUNTS)
+
+
+def _is_identity(term: Term, varied: Setting, quantity: Quantity, world: World | None = None) -> bool:
+    results = ((value, evaluate(term, varied, value, world or World())) for value in dense(quantity))
+    return all(result is UNKNOWN or result == value for value, result in results)
+
+
+def _comes_through(term: Term, varied: Setting, quantity: Quantity) -> bool:
+    """Whether the term is known to be what the user set."""
+    return all(evaluate(term, varied, value) == value for value in dense(quantity))
+
+
+def _changes(term: Term, varied: Setting, quantity: Quantity) -> bool:
+    """Whether some values come through and others do not."""
+    pairs = [(value, evaluate(term, varied, value)) for value in dense(quantity)]
+    known = [(value, result) for value, result in pairs if result is not UNKNOWN and isinstance(result, int | float)]
+    return any(value == result for value, result in known) and any(value != result for value, result in known)
+
+
+def _is_rounding(term: Term) -> bool:
+    """`x // 8 * 8`, `x - x % 8`: taken as one thing."""
+    if not isinstance(term, Apply) or term.what not in {"*", "-"}:
+        return False
+    return any(isinstance(each, Apply) and each.what in {"//", "%"} for each in term.operands)
+
+
+def _is_about_the_machine(condition: Term) -> bool:
+    """A number or name of the machine, compared with one that stands in the code: `free_gb < 8`, `"A100" not in name`."""
+    return any(
+        isinstance(each, Apply)
+        and each.what in _COMPARISONS
+        and any(isinstance(side, Constant) or (isinstance(side, Setting) and side.kind == "constant") for side in each.operands)
+        and any(_is_of_the_machine(side) for side in each.operands)
+        for each in walk(condition)
+        if not isinstance(each, Opaque)
+    )
+
+
+def _is_of_the_machine(term: Term, depth: int = 0) -> bool:
+    """Whether a value was measured: by its own text, or that of what it was computed from, not too far back."""
+    text = term.text if isinstance(term, Opaque) else term.name if isinstance(term, Setting) else ""
+    own = term.module.text_of(term.node) if depth == 0 and isinstance(term.node, ast.expr) else ""
+    if _HARDWARE.search(text) or _HARDWARE.search(own):
+        return True
+    return depth < 4 and any(_is_of_the_machine(each, depth + 1) for each in term.parts())
+
+
+def _was_asked_for(condition: Term) -> bool:
+    node = condition.node
+    text = condition.module.text_of(node) if isinstance(node, ast.expr) else ""
+    return bool(_ASKED_FOR.search(text))
+
+
+def _tiers(choice: Choice) -> tuple[tuple[str, World], ...]:
+    """The rungs of an if / elif / else: for each, what the code asks, and what the choices are then."""
+    rungs: list[tuple[str, World]] = []
+    refused: list[tuple[Choice, bool]] = []
+    here: Term = choice
+    while isinstance(here, Choice) and len(rungs) < 8:
+        node = here.condition.node
+        text = here.module.text_of(node) if isinstance(node, ast.expr) else _("a condition")
+        rungs.append((" ".join(text.split()), World((*refused, (here, True)))))
+        refused.append((here, False))
+        here = here.otherwise
+    rungs.append((_("otherwise"), World(tuple(refused))))
+    return tuple(rungs)
+
+
+def _as_found(clamp: Clamp) -> Found:
+    module = clamp.culprit.module
+    edits = mending.edits_of(clamp)
+    first, last = mending.span_of(clamp)
+    return module.found(
+        clamp.rule,
+        first,
+        _message(clamp),
+        until=last,
+        confidence="high" if clamp.varied.is_the_users else "medium",
+        in_force=rows_of(clamp),
+        edits=edits,
+        is_safe=bool(edits),
+    )
+
+
+def rows_of(clamp: Clamp) -> tuple[InForce, ...]:
+    """What a user sets, and what is in force then; under each condition, if there are any."""
+    rows: list[InForce] = []
+    for when, world in clamp.tiers or (("", World()),):
+        for value in _to_show(clamp, world):
+            result = evaluate(clamp.culprit, clamp.varied, value, world)
+            known = result if result is not UNKNOWN and isinstance(result, int | float | str | bool) else None
+            rows.append(InForce(setting=clamp.varied.name, set=value, in_force=known, when=when))
+    return tuple(rows)
+
+
+def _to_show(clamp: Clamp, world: World) -> list[Any]:
+    quantity = clamp.use.quantity
+    values = list(SHOWN[quantity])
+    if not clamp.tiers and all(evaluate(clamp.culprit, clamp.varied, value, world) == value for value in values):
+        differing = [
+            each for each in dense(quantity) if evaluate(clamp.culprit, clamp.varied, each, world) not in (each, UNKNOWN)
+        ]
+        values = sorted({differing[0], differing[len(differing) // 2], differing[-1]}) if differing else values
+    own = clamp.varied.value
+    if isinstance(own, int | float) and not isinstance(own, bool) and own > 0 and own not in values:
+        values = sorted([*values, own])
+    return values
+
+
+def _message(clamp: Clamp) -> str:
+    own = _own_value(clamp)
+    name = clamp.varied.name
+    if clamp.tiers:
+        text = _("{setting} depends on the machine here, not only on what you set.").format(setting=name)
+        return f"{text} {own}".strip()
+    results = {
+        evaluate(clamp.culprit, clamp.varied, value) for value in dense(clamp.use.quantity)
+        if evaluate(clamp.culprit, clamp.varied, value) != value
+    }  # fmt: skip
+    code = _code(clamp)
+    if len(results) == 1 and (bound := next(iter(results))) is not UNKNOWN:
+        below = evaluate(clamp.culprit, clamp.varied, max(dense(clamp.use.quantity))) == bound
+        text = (
+            _("`{code}` holds {setting} down: it is never above {bound}.")
+            if below
+            else _("`{code}` pushes {setting} up: it is never below {bound}.")
+        )
+        return f"{text.format(code=code, setting=name, bound=bound)} {own}".strip()
+    return (
+        f"{_('`{code}` changes {setting}: what you set is not what is in force.').format(code=code, setting=name)} {own}".strip()
+    )
+
+
+def _code(clamp: Clamp) -> str:
+    node = clamp.culprit.node
+    text = clamp.culprit.module.text_of(node).splitlines()
+    return text[0].strip()[:80] if text else ""
+
+
+def _own_value(clamp: Clamp) -> str:
+    """What the user's own value becomes."""
+    own, at = clamp.varied.value, clamp.varied.set_at
+    if not isinstance(own, int | float) or clamp.tiers:
+        return ""
+    result = evaluate(clamp.culprit, clamp.varied, own)
+    if result is UNKNOWN or result == own:
+        return ""
+    if at is None:
+        return _("It is set to {value}, and {result} is in force.").format(value=own, result=result)
+    return _("It is set to {value} in {file}:{line}, and {result} is in force.").format(
+        value=own, file=at[0], line=at[1], result=result
+    )

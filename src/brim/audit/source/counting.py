@@ -1,0 +1,194 @@
+"""Steps counted wrongly: accumulation floored, `ceil` around a floor division, schedules that count micro-batches."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from brim.audit.source.module import calls_of, keyword_of, last_name
+from brim.audit.source.terms import Apply, Opaque, Setting, settings_in, walk
+from brim.locale import _
+from brim.records.findings import InForce
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from brim.audit.found import Found
+    from brim.audit.source.flow import Flow
+    from brim.audit.source.module import Module
+    from brim.audit.source.statements import Use
+
+_STEPS = re.compile(
+    r"(^|_)(num|total|max|t|training|train|updates?)_?\w*(steps|iters|iterations|updates|max)$|^steps$|^T_max$", re.IGNORECASE
+)
+_SCHEDULES = re.compile(r"(get_\w*schedule\w*|get_scheduler|OneCycleLR|CosineAnnealingLR|LinearLR|LambdaLR)$")
+
+
+def check_counting(flow: Flow) -> Iterator[Found]:
+    """All three."""
+    seen: set[int] = set()
+    for use in flow.uses:
+        if use.quantity == "accumulation":
+            yield from _floored(use, seen)
+    for module in flow.project.modules:
+        if "ceil" in module.source.text:
+            yield from _ceil_of_floor(module)
+
+
+def _floored(use: Use, seen: set[int]) -> Iterator[Found]:
+    for term in walk(use.term):
+        if not isinstance(term, Apply) or id(term.node) in seen:
+            continue
+        division = term if term.what == "//" else None
+        if term.what in {"int", "floor"} and isinstance(term.operands[0], Apply) and term.operands[0].what == "/":
+            division = term.operands[0]
+        if division is None or len(division.operands) != 2:
+            continue
+        above = [each.name for each in settings_in(division.operands[0]) if each.quantity == "effective-batch"]
+        below = [each for each in settings_in(division.operands[1]) if each.quantity == "batch"]
+        names = above or [each.text for each in walk(division.operands[0]) if isinstance(each, Opaque) and "batch" in each.text]
+        if not names or not (below or above) or _is_checked(term):
+            continue
+        seen.add(id(term.node))
+        yield _floored_found(term, names[0], below[0] if below else None)
+
+
+def _floored_found(term: Apply, name: str, setting: Setting | None) -> Found:
+    micro = setting.value if setting is not None and isinstance(setting.value, int) and setting.value > 1 else 8
+    batch = setting.name if setting is not None else _("what one pass takes")
+    asked = sorted({micro + micro // 2, 3 * micro - 1, 6 * micro + micro // 2})
+    rows = tuple(InForce(setting=name, set=each, in_force=each // micro * micro, when=f"{batch} = {micro}") for each in asked)
+    text = _("The division drops the rest, so the effective batch is smaller than {setting} whenever {batch} does not divide it.")
+    return term.module.found("accumulation-floored", term.node, text.format(setting=name, batch=batch), in_force=rows)
+
+
+def _is_checked(term: Apply) -> bool:
+    """`assert target % batch == 0`, or an error raised for it, or a rest that is handled, in the same function."""
+    module = term.module
+    scope: ast.AST = module.enclosing(term.node, ast.FunctionDef, ast.AsyncFunctionDef) or module.tree
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Assert | ast.If):
+            test = node.test
+            has_rest = any(isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mod) for each in ast.walk(test))
+            if has_rest and (isinstance(node, ast.Assert) or any(isinstance(each, ast.Raise) for each in ast.walk(node))):
+                return True
+        if isinstance(node, ast.Call) and last_name(node.func) == "divmod":
+            return True
+    return False
+
+
+def _ceil_of_floor(module: Module) -> Iterator[Found]:
+    """`math.ceil(a // b)`: the floor has already dropped what ceil should keep."""
+    for call in calls_of(module.tree):
+        inner = call.args[0] if len(call.args) == 1 else None
+        if last_name(call.func) != "ceil" or not (isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.FloorDiv)):
+            continue
+        left, right = module.text_of(inner.left), module.text_of(inner.right)
+        text = _("`{code}` rounds down before it rounds up: the last, smaller batch is not counted.")
+        row = InForce(setting=f"{left}, {right}", set="10, 4: 3", in_force=2)
+        yield module.found(
+            "steps-miscounted",
+            call,
+            text.format(code=" ".join(module.text_of(call).split())),
+            in_force=(row,),
+            edits=(module.replace(inner, f"{left} / {right}"),),
+            is_safe=True,
+        )
+
+
+def check_schedules(flow: Flow) -> Iterator[Found]:
+    """A schedule as long as all micro-batches, in a loop that steps it once per optimizer step."""
+    for module in flow.project.modules:
+        if "chedul" not in module.source.text and "OneCycleLR" not in module.source.text:
+            continue
+        accumulates = _accumulates(module)
+        if accumulates is None or _steps_every_micro_batch(module):
+            continue
+        for call in calls_of(module.tree):
+            if not _SCHEDULES.search(last_name(call.func)):
+                continue
+            length = _length_of(call)
+            if length is None:
+                continue
+            texts = _texts(module, length, depth=0)
+            whole = " ".join(texts)
+            if "len(" not in whole or re.search(r"accum|//|grad_acc|\bga\b|gas\b|/ ?\w|update", whole):
+                continue
+            text = _(
+                "The schedule is as long as all micro-batches, and is stepped once per {accumulation} of them: it never comes to its end."
+            )
+            yield module.found(
+                "scheduler-steps-undivided",
+                _where_counted(module, length),
+                text.format(accumulation=accumulates),
+                confidence="medium",
+            )
+
+
+def _accumulates(module: Module) -> str | None:
+    """The name or number of micro-batches per step, if the module's loop accumulates."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.If) and any(
+            isinstance(each, ast.Call) and last_name(each.func) == "step" for each in ast.walk(node)
+        ):
+            for each in ast.walk(node.test):
+                if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mod):
+                    value = each.right.value if isinstance(each.right, ast.Constant) else None
+                    return None if value == 1 else module.text_of(each.right)
+        if isinstance(node, ast.Call) and last_name(node.func) == "Accelerator":
+            given = keyword_of(node, "gradient_accumulation_steps")
+            if given is not None and not (isinstance(given.value, ast.Constant) and given.value.value == 1):
+                return module.text_of(given.value)
+    return None
+
+
+def _steps_every_micro_batch(module: Module) -> bool:
+    """Whether a scheduler steps outside every `if` and every `accumulate` of its loop."""
+    for call in calls_of(module.tree):
+        if (
+            last_name(call.func) == "step"
+            and isinstance(call.func, ast.Attribute)
+            and "sched" in ast.unparse(call.func.value).lower()
+        ):
+            around = list(module.above(call))
+            gate = next((each for each in around if isinstance(each, ast.If | ast.With | ast.For | ast.While)), None)
+            if not isinstance(gate, ast.If | ast.With):
+                return True
+    return False
+
+
+def _length_of(call: ast.Call) -> ast.expr | None:
+    for name in ("num_training_steps", "total_steps", "T_max", "total_iters"):
+        given = keyword_of(call, name)
+        if given is not None:
+            return given.value
+    given = keyword_of(call, "steps_per_epoch")
+    if given is not None:
+        return given.value
+    place = {"get_scheduler": 3, "CosineAnnealingLR": 1}.get(last_name(call.func), 2)
+    return call.args[place] if last_name(call.func).startswith(("get_", "Cosine")) and len(call.args) > place else None
+
+
+def _where_counted(module: Module, node: ast.expr) -> ast.expr:
+    """The expression with the `len(...)` in it: the argument itself, or what its name was given."""
+    if "len(" in module.text_of(node) or not isinstance(node, ast.Name | ast.Attribute):
+        return node
+    for each in ast.walk(module.tree):
+        if isinstance(each, ast.Assign) and any(last_name(target) == last_name(node) for target in each.targets):
+            return each.value if "len(" in module.text_of(each.value) else _where_counted(module, each.value)
+    return node
+
+
+def _texts(module: Module, node: ast.expr, depth: int) -> list[str]:
+    """The text of an expression and of the assignments that its names come from."""
+    found = [module.text_of(node)]
+    if depth > 4:
+        return found
+    names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} | {
+        each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)
+    }
+    for each in ast.walk(module.tree):
+        if isinstance(each, ast.Assign) and any(last_name(target) in names for target in each.targets):
+            found += _texts(module, each.value, depth + 1) if each.value is not node else []
+    return found[:40]

@@ -1,0 +1,414 @@
+"""Expressions to terms: what a name, an attribute, a call or a comparison stands for at one place of the code."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+from brim.audit.source.definitions import Definitions, is_config_class, is_config_name, is_dataclass, literal
+from brim.audit.source.module import Function, Module, last_name
+from brim.audit.source.quantities import quantity_of
+from brim.audit.source.terms import (
+    Apply,
+    Choice,
+    ClassRef,
+    Constant,
+    FunctionRef,
+    Instance,
+    Mapping,
+    ModuleRef,
+    Namespace,
+    Opaque,
+    Setting,
+    Several,
+    Term,
+)
+
+if TYPE_CHECKING:
+    from brim.audit.source.launchers import Launches
+    from brim.audit.source.project import Project
+    from brim.audit.source.state import Frame, Layer
+    from brim.audit.source.terms import Kind
+
+_BINARY: dict[type[ast.operator], str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**",
+    ast.BitAnd: "&", ast.BitOr: "|",
+}  # fmt: skip
+_COMPARED: dict[type[ast.cmpop], str] = {
+    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
+    ast.In: "in", ast.NotIn: "not in",
+}  # fmt: skip
+_PURE = {
+    "min": "min", "max": "max", "int": "int", "float": "float", "bool": "bool", "abs": "abs", "round": "round", "math.ceil": "ceil",
+    "math.floor": "floor", "math.log2": "log2", "math.sqrt": "sqrt", "numpy.clip": "clip", "numpy.minimum": "min",
+    "numpy.maximum": "max", "numpy.ceil": "ceil", "numpy.floor": "floor", "torch.clamp": "clip", "ceil": "ceil", "floor": "floor",
+    "numpy.log2": "log2",
+}  # fmt: skip
+
+
+_WRAPPERS = {"torch.tensor", "torch.as_tensor", "numpy.array", "numpy.asarray", "numpy.int64", "numpy.int32", "Decimal", "str"}
+
+
+class Expressions:
+    """The half of the flow that reads expressions. Statements and calls are in flow.py."""
+
+    def __init__(self, project: Project, definitions: Definitions, launches: Launches) -> None:
+        self.project = project
+        self.definitions = definitions
+        self.launches = launches
+        self._settings: dict[tuple[Any, ...], Setting] = {}
+        self._read: dict[tuple[Term, str], Term] = {}
+        self.classes: dict[ast.ClassDef, Module] = {}
+        self.globals: dict[str, Layer[str]] = {}
+
+    def value(self, node: ast.expr | None, frame: Frame) -> Term:
+        """The term of an expression."""
+        if node is None:
+            return Constant(frame.module, frame.module.tree, None)
+        method = getattr(self, f"_{type(node).__name__.lower()}", None)
+        if method is None:
+            return self._other(node, frame)
+        found = method(node, frame)
+        assert isinstance(found, Term)
+        return found
+
+    def call(self, node: ast.Call, frame: Frame) -> Term:
+        """The term of a call."""
+        raise NotImplementedError
+
+    def module_globals(self, module: Module) -> Layer[str]:
+        """The names of a module's own level."""
+        raise NotImplementedError
+
+    def bind(self, target: ast.expr, term: Term, frame: Frame) -> None:
+        """Assign."""
+        raise NotImplementedError
+
+    def _other(self, node: ast.expr, frame: Frame) -> Term:
+        """Something that is not followed; what stands in it still is, for the calls in it."""
+        inputs = []
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                inputs.append(self.value(child, frame))
+            elif isinstance(child, ast.comprehension):
+                inputs.append(self.value(child.iter, frame))
+                self._hide(child.target, frame)
+        return Opaque(frame.module, node, _short(frame.module, node), tuple(inputs))
+
+    def _listcomp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, frame: Frame) -> Term:
+        for generator in node.generators:
+            self.value(generator.iter, frame)
+            self._hide(generator.target, frame)
+        parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+        inputs = tuple(self.value(part, frame) for part in parts)
+        return Opaque(frame.module, node, _short(frame.module, node), inputs)
+
+    _setcomp = _generatorexp = _dictcomp = _listcomp
+
+    def _hide(self, target: ast.expr, frame: Frame) -> None:
+        for each in ast.walk(target):
+            if isinstance(each, ast.Name):
+                frame.state.names[each.id] = Opaque(frame.module, each, each.id)
+
+    def _lambda(self, node: ast.Lambda, frame: Frame) -> Term:
+        return Opaque(frame.module, node, "lambda")
+
+    def _constant(self, node: ast.Constant, frame: Frame) -> Term:
+        return Constant(frame.module, node, node.value)
+
+    def _name(self, node: ast.Name, frame: Frame) -> Term:
+        found = frame.state.names.get(node.id)
+        if found is None and frame.globals is not None:
+            found = frame.globals.get(node.id)
+        if found is None:
+            found = self._imported(node.id, frame)
+        return found if found is not None else Opaque(frame.module, node, node.id)
+
+    def _imported(self, name: str, frame: Frame) -> Term | None:
+        target = frame.module.imports.get(name)
+        return None if target is None else self.reference(target, frame.module, frame.module.tree)
+
+    def reference(self, dotted: str, module: Module, node: ast.AST) -> Term | None:
+        """What an imported dotted name stands for, if it is of the project."""
+        target = self.resolve_module(dotted, module)
+        if target is not None:
+            return ModuleRef(module, node, target)
+        base, _dot, name = dotted.rpartition(".")
+        owner = self.resolve_module(base, module) if base else None
+        return None if owner is None else self.module_globals(owner).get(name)
+
+    def resolve_module(self, dotted: str, seen_from: Module) -> Module | None:
+        """A module of the project by its name: whole, or as seen from the folder of the one that imports it."""
+        if not dotted:
+            return None
+        package = seen_from.name.rpartition(".")[0]
+        found = self.project.module(dotted) or (self.project.module(f"{package}.{dotted}") if package else None)
+        if found is None and "." in dotted:
+            # `import myproject.config` with the target being the folder myproject itself, or its parent's src/.
+            found = self.project.module(dotted.partition(".")[2])
+        return found if found is not seen_from else None
+
+    def _attribute(self, node: ast.Attribute, frame: Frame) -> Term:
+        return self.attribute(self.value(node.value, frame), node.attr, node, frame)
+
+    def attribute(self, base: Term, name: str, node: ast.AST, frame: Frame) -> Term:
+        """`base.name`, by what the code has done to it so far, else by what its class says, else by its name."""
+        known = frame.state.heap.get((base, name)) or self._read.get((base, name))
+        if known is not None:
+            return known
+        found: Term | None = None
+        if isinstance(base, ModuleRef):
+            found = self.module_globals(base.target).get(name)
+            found = found or self.reference(f"{base.target.name}.{name}", base.target, node)
+        elif isinstance(base, Instance):
+            found = self.of_class(base, base.owner, name, node, frame)
+        elif isinstance(base, ClassRef):
+            found = self.of_class(None, base.owner, name, node, frame)
+        elif isinstance(base, Mapping):
+            found = base.items.get(name)
+        elif isinstance(base, Choice):
+            found = self._of_choice(base, name, node, frame)
+        if found is None:
+            found = self.by_name(name, base, node, frame)
+        if isinstance(found, Opaque | Setting | Instance | Namespace):
+            # Read again, it is the same thing: what the code does to it later must be seen under both.
+            self._read[(base, name)] = found
+        return found
+
+    def _of_choice(self, base: Choice, name: str, node: ast.AST, frame: Frame) -> Term | None:
+        sides = [
+            self.attribute(each, name, node, frame) for each in (base.then, base.otherwise) if not isinstance(each, Constant)
+        ]
+        return sides[0] if sides else None
+
+    def by_name(self, name: str, base: Term, node: ast.AST, frame: Frame) -> Term:
+        """An attribute of something unknown: a setting if its name says so."""
+        quantity = quantity_of(name)
+        around = frame.module.parents.get(node)
+        is_method = isinstance(around, ast.Call) and around.func is node
+        if quantity is None or is_method or name == "model_max_length" or not _may_hold_settings(base):
+            return Opaque(frame.module, node, _short(frame.module, node), (base,))
+        return self.setting(name, frame.module, node, kind="flag" if isinstance(base, Namespace) else "key")
+
+    def of_class(self, base: Instance | None, owner: ast.ClassDef, name: str, node: ast.AST, frame: Frame) -> Term | None:
+        """An attribute that the class gives: a field, a property, a method; of its bases too."""
+        module = self.classes.get(owner)
+        if module is None:
+            return None
+        for statement in owner.body:
+            if isinstance(statement, Function) and statement.name == name:
+                reference = FunctionRef(module, statement, statement, base)
+                is_property = any(last_name(each) in {"property", "cached_property"} for each in statement.decorator_list)
+                return self.run(reference, [], {}, node, frame) if is_property and base is not None else reference
+            target: ast.expr | None = statement.target if isinstance(statement, ast.AnnAssign) else None
+            value = statement.value if isinstance(statement, ast.AnnAssign | ast.Assign) else None
+            if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+                target = statement.targets[0]
+            if isinstance(target, ast.Name) and target.id == name:
+                return self._field(module, owner, statement, name, value)
+        for parent in owner.bases:
+            inherited = self.reference_of(parent, module)
+            if isinstance(inherited, ClassRef) and inherited.owner is not owner:
+                found = self.of_class(base, inherited.owner, name, node, frame)
+                if found is not None:
+                    return found
+        return self.written_elsewhere(base, owner, name, frame) if base is not None else None
+
+    def reference_of(self, node: ast.expr, module: Module) -> Term | None:
+        """The class or function of the project that a name in this module means."""
+        dotted = module.dotted(node)
+        if dotted is None:
+            return None
+        return self.module_globals(module).get(dotted) or self.reference(dotted, module, node)
+
+    def _field(self, module: Module, owner: ast.ClassDef, statement: ast.stmt, name: str, value: ast.expr | None) -> Term | None:
+        if quantity_of(name) is not None:
+            if is_config_class(owner):
+                return self.setting(name, module, statement, kind="field", value=literal(value), owner=owner)
+            return self.setting(name, module, value or statement, kind="constant", value=literal(value))
+        known = literal(value)
+        return None if known is None or value is None else Constant(module, value, known)
+
+    def written_elsewhere(self, base: Instance, owner: ast.ClassDef, name: str, frame: Frame) -> Term | None:
+        """An attribute that only another method sets (`setup` of Lightning, `prepare`)."""
+        raise NotImplementedError
+
+    def run(self, reference: FunctionRef, args: list[Term], keywords: dict[str, Term], node: ast.AST, frame: Frame) -> Term:
+        """Call one of the project's functions."""
+        raise NotImplementedError
+
+    def setting(
+        self, name: str, module: Module, node: ast.AST, *, kind: Kind, value: Any = None, owner: ast.ClassDef | None = None
+    ) -> Setting:
+        """The setting of that name, the same object for the same place."""
+        key = (name, kind, id(node) if kind in {"constant", "default", "parameter"} else id(owner))
+        found = self._settings.get(key)
+        if found is None:
+            defined = self.definitions.find(name, module, owner) if kind in {"flag", "key", "field"} else None
+            if defined is not None and kind in {"flag", "key"}:
+                kind = defined.kind
+            if value is None and defined is not None:
+                value = defined.value
+            at = (defined.file, defined.line) if defined is not None else None
+            launched = self.launches.value_of(name, module) if kind in {"flag", "environment", "key", "field"} else None
+            if launched is not None:
+                value, at = launched.value, (launched.file, launched.line)
+            found = Setting(module, node, name, quantity_of(name), kind, value, at)
+            self._settings[key] = found
+        return found
+
+    def settings(self) -> list[Setting]:
+        """Every setting that was met."""
+        return list(self._settings.values())
+
+    def _subscript(self, node: ast.Subscript, frame: Frame) -> Term:
+        base = self.value(node.value, frame)
+        index = literal(node.slice)
+        if isinstance(index, str):
+            if frame.module.dotted(node.value) == "os.environ":
+                return self.setting(index, frame.module, node, kind="environment")
+            return self.attribute(base, index, node, frame)
+        if isinstance(index, int) and frame.module.dotted(node.value) == "sys.argv":
+            return self.setting(f"argv[{index}]", frame.module, node, kind="flag")
+        call = node.value
+        if isinstance(index, int) and isinstance(call, ast.Call) and last_name(call.func) == "sorted" and len(call.args) == 1:
+            several = self.value(call.args[0], frame)
+            if isinstance(several, Several) and not call.keywords and -len(several.elements) <= index < len(several.elements):
+                return Apply(frame.module, node, f"sorted{index}", several.elements)
+        if isinstance(index, int) and isinstance(base, Several) and -len(base.elements) <= index < len(base.elements):
+            return base.elements[index]
+        return Opaque(frame.module, node, _short(frame.module, node), (base, self.value(node.slice, frame)))
+
+    def _binop(self, node: ast.BinOp, frame: Frame) -> Term:
+        operands = (self.value(node.left, frame), self.value(node.right, frame))
+        return Apply(frame.module, node, _BINARY.get(type(node.op), "?"), operands)
+
+    def _unaryop(self, node: ast.UnaryOp, frame: Frame) -> Term:
+        operand = self.value(node.operand, frame)
+        if isinstance(node.op, ast.USub) and isinstance(operand, Constant) and isinstance(operand.value, int | float):
+            return Constant(frame.module, node, -operand.value)
+        what = {ast.Not: "not", ast.USub: "neg"}.get(type(node.op), "?")
+        return Apply(frame.module, node, what, (operand,))
+
+    def _boolop(self, node: ast.BoolOp, frame: Frame) -> Term:
+        what = "or" if isinstance(node.op, ast.Or) else "and"
+        return Apply(frame.module, node, what, tuple(self.value(each, frame) for each in node.values))
+
+    def _compare(self, node: ast.Compare, frame: Frame) -> Term:
+        terms = [self.value(each, frame) for each in (node.left, *node.comparators)]
+        pairs = [
+            Apply(frame.module, node, _COMPARED.get(type(op), "?"), (left, right))
+            for op, left, right in zip(node.ops, terms, terms[1:], strict=False)
+        ]
+        return pairs[0] if len(pairs) == 1 else Apply(frame.module, node, "and", tuple(pairs))
+
+    def _ifexp(self, node: ast.IfExp, frame: Frame) -> Term:
+        condition = self.value(node.test, frame)
+        return Choice(frame.module, node, condition, self.value(node.body, frame), self.value(node.orelse, frame))
+
+    def _namedexpr(self, node: ast.NamedExpr, frame: Frame) -> Term:
+        term = self.value(node.value, frame)
+        self.bind(node.target, term, frame)
+        return term
+
+    def _tuple(self, node: ast.Tuple | ast.List, frame: Frame) -> Term:
+        return Several(frame.module, node, tuple(self.value(each, frame) for each in node.elts))
+
+    _list = _tuple
+
+    def use_of_key(self, name: str, term: Term, node: ast.expr, frame: Frame) -> None:
+        """A value under a key of a dict literal."""
+        raise NotImplementedError
+
+    def _dict(self, node: ast.Dict, frame: Frame) -> Term:
+        items: dict[str, Term] = {}
+        mapping = Mapping(frame.module, node, items)
+        for key, value in zip(node.keys, node.values, strict=True):
+            term = self.value(value, frame)
+            name = literal(key)
+            if key is None and isinstance(term, Mapping):
+                items.update(term.items)
+            elif isinstance(name, str):
+                items[name] = self.in_mapping(name, term, value, frame)
+                self.use_of_key(name, items[name], value, frame)
+        return mapping
+
+    def in_mapping(self, name: str, term: Term, node: ast.expr, frame: Frame) -> Term:
+        """A literal under a key such as "batch_size" is a setting of a dict config."""
+        if isinstance(term, Constant) and quantity_of(name) is not None and isinstance(term.value, int | float):
+            kind: Kind = "field" if _is_of_config(node, frame) else "constant"
+            return self.setting(name, frame.module, node, kind=kind, value=term.value)
+        return term
+
+    def _call(self, node: ast.Call, frame: Frame) -> Term:
+        return self.call(node, frame)
+
+    def _starred(self, node: ast.Starred, frame: Frame) -> Term:
+        return self.value(node.value, frame)
+
+    def _await(self, node: ast.Await, frame: Frame) -> Term:
+        return self.value(node.value, frame)
+
+    def _joinedstr(self, node: ast.JoinedStr, frame: Frame) -> Term:
+        for each in node.values:
+            if isinstance(each, ast.FormattedValue):
+                self.value(each.value, frame)
+        return Opaque(frame.module, node, "text")
+
+    def pure(self, dotted: str | None, args: list[Term], node: ast.Call, frame: Frame) -> Term | None:
+        """Arithmetic that doctor can do itself."""
+        what = _PURE.get(dotted or "")
+        if dotted in _WRAPPERS and len(args) == 1:
+            return args[0]
+        bounds = {each.arg: self.value(each.value, frame) for each in node.keywords}
+        if what == "clip" and set(bounds) <= {"min", "max", "a_min", "a_max"} and args:
+            unknown = Opaque(frame.module, node, "no bound")
+            low = bounds.get("min") or bounds.get("a_min") or (args[1] if len(args) > 1 else unknown)
+            high = bounds.get("max") or bounds.get("a_max") or (args[2] if len(args) > 2 else unknown)
+            return Apply(frame.module, node, "clip", (args[0], low, high))
+        if what is None or what == "clip" or not args or node.keywords:
+            return None
+        if what in {"min", "max"} and len(args) == 1:
+            only = args[0]
+            if not isinstance(only, Several) or not only.elements:
+                return None
+            args = list(only.elements)
+        if what not in {"min", "max", "clip"} and len(args) != 1:
+            return None
+        return Apply(frame.module, node, what, tuple(args))
+
+    def is_dataclass(self, owner: ast.ClassDef) -> bool:
+        """Whether the class is made of its fields."""
+        return is_dataclass(owner)
+
+
+def _may_hold_settings(base: Term) -> bool:
+    """Not everything with an attribute `batch_size` is a config: a loader, a tensor's shape, a sampler."""
+    if isinstance(base, Namespace | Instance):
+        return True
+    text = base.text if isinstance(base, Opaque) else base.name if isinstance(base, Setting) else ""
+    return not any(word in text.lower() for word in ("loader", "sampler", "dataset", "shape", "tokenizer", "scheduler", "model"))
+
+
+def _is_of_config(node: ast.AST, frame: Frame) -> bool:
+    """Whether a dict literal is a config, by the name that it gets or the function that returns it."""
+    for each in frame.module.above(node):
+        if isinstance(each, ast.Assign):
+            return any(is_config_name(last_name(target)) for target in each.targets)
+        if isinstance(each, ast.Call) and last_name(each.func) in {
+            "SimpleNamespace",
+            "Namespace",
+            "ConfigDict",
+            "EasyDict",
+            "edict",
+            "Munch",
+        }:
+            return True
+        if isinstance(each, Function):
+            return is_config_name(each.name) or "default" in each.name
+    return False
+
+
+def _short(module: Module, node: ast.AST) -> str:
+    """The text of a node, not too long."""
+    return module.text_of(node)[:200]

@@ -1,0 +1,359 @@
+"""A training loop as facts: where backward runs, when the optimizer steps, what a window of accumulation is, and who divides.
+
+A *micro loop* is the innermost loop around a backward. If the optimizer steps inside it under a condition that backward does not have,
+`(i + 1) % n == 0`, a window of n micro-batches makes one step. If the optimizer steps after it, the micro loop is the window.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import weakref
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, Literal
+
+from brim.audit.source.loop_events import Event, Flat, Guard
+from brim.audit.source.loop_losses import ACCUMULATION, Losses, Traced
+from brim.audit.source.loop_reach import Reach, Scope, reach_of
+from brim.audit.source.module import Function, Module, last_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from brim.audit.source.loop_events import Kind, Site
+    from brim.audit.source.project import Project
+
+Shape = Literal["modulo", "counter", "sync", "inner", "named"]
+
+_BOUNDARY: Final = re.compile(
+    r"sync_grad|should_(step|update|sync)|do_(step|update|sync)|is_(last|boundary|update|sync|final)|last_(micro|accum)|update_grad|accum",
+    re.IGNORECASE,
+)
+_LAST: Final = re.compile(r"len|last|end|total|num_batches|n_batches|max_|remaining|steps_in|per_epoch|final|done", re.IGNORECASE)
+_WINDOW: Final = re.compile(rf"{ACCUMULATION.pattern}|window|micro|chunk", re.IGNORECASE)
+_MICRO: Final = re.compile(r"micro|chunk|split|sub_?batch|accum|shard", re.IGNORECASE)
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """How many micro-batches make one optimizer step."""
+
+    shape: Shape
+    count: ast.expr | None
+    """The number, as the code says it; None where it says only that there is one."""
+    terms: frozenset[str]
+    scope: Scope
+    guard: Guard | None = None
+    index: ast.expr | None = None
+    """What is counted: the i of `(i + 1) % n`."""
+    steps_on_last: bool = False
+    """The condition also holds at the end of the data."""
+
+    @property
+    def text(self) -> str:
+        """The number in the user's own words."""
+        return "" if self.count is None else ast.unparse(self.count)
+
+    @property
+    def is_one(self) -> bool:
+        """`range(1)`, `% 1`: no accumulation at all."""
+        return isinstance(self.count, ast.Constant) and self.count.value == 1
+
+
+@dataclass(eq=False)
+class TrainLoop:
+    """One micro loop, with all that happens in it and around it."""
+
+    model: Model
+    root: Scope
+    events: list[Event]
+    """Of the whole root, in order."""
+    chain: tuple[ast.AST, ...]
+    """The loops around backward, outermost first."""
+    backwards: list[Event]
+    scopes: list[Scope]
+    """The functions that take part, and their files."""
+    modules: list[Module]
+    window: Window | None = None
+
+    @property
+    def micro(self) -> ast.AST:
+        """The innermost loop around backward."""
+        return self.chain[-1]
+
+    def of(self, kind: Kind) -> list[Event]:
+        """The events of one kind in the micro loop."""
+        return [each for each in self._inside if each.kind == kind]
+
+    def all_of(self, *kinds: Kind) -> list[Event]:
+        """The events of some kinds anywhere in the root."""
+        return [each for each in self.events if each.kind in kinds]
+
+    @cached_property
+    def _inside(self) -> list[Event]:
+        depth = len(self.chain)
+        return [
+            each
+            for each in self.events
+            if len(each.place.loops) >= depth and all(a is b for a, b in zip(each.place.loops, self.chain, strict=False))
+        ]
+
+    @cached_property
+    def steps(self) -> list[Event]:
+        """Where the optimizer steps inside the micro loop; where it steps in the loop around it, if the micro loop is the window."""
+        inside = [each for each in self.of("step") if not each.place.in_handler]
+        return inside or self.outer_steps
+
+    @cached_property
+    def outer_steps(self) -> list[Event]:
+        """Steps right around the micro loop, behind it."""
+        if isinstance(self.micro, Function):
+            return []
+        outer = self.chain[:-1]
+        last = self.backwards[-1].order
+        return [
+            each
+            for each in self.all_of("step")
+            if each.order > last
+            and len(each.place.loops) == len(outer)
+            and all(a is b for a, b in zip(each.place.loops, outer, strict=True))
+        ]
+
+    @cached_property
+    def later_steps(self) -> list[Event]:
+        """Steps behind the micro loop: what is left over is stepped there."""
+        last = self.backwards[-1].order
+        inside = set(map(id, self._inside))
+        return [each for each in self.all_of("step") if each.order > last and id(each) not in inside]
+
+    def mentions(self, pattern: str) -> bool:
+        """Whether a file that takes part has this in its code; comments do not count."""
+        return any(re.search(pattern, self.model.code_of(each)) for each in self.modules)
+
+    @cached_property
+    def framework(self) -> str:
+        """Who runs backward: accelerate, fabric, lightning, engine, or nobody but torch."""
+        for each in self.backwards:
+            if each.call is not None and last_name(each.call.func) == "manual_backward":
+                return "lightning"
+            if not each.receiver:
+                continue
+            return self._framework(each)
+        return ""
+
+    def _framework(self, event: Event) -> str:
+        """By what the object was made from, else by its name."""
+        maker = self.model.reach.maker(event.receiver, event.place.scope)
+        for name in (last_name(maker) if maker is not None else "", event.receiver):
+            if "accel" in name.lower():
+                return "accelerate"
+            if "fabric" in name.lower():
+                return "fabric"
+        return "engine"
+
+    @cached_property
+    def in_accumulate(self) -> bool:
+        """Inside `with accelerator.accumulate(model)`: accelerate divides, skips steps and clears by itself."""
+        contexts = [context for each in (*self.backwards, *self.of("step")) for context in each.place.withs]
+        return any(isinstance(each, ast.Call) and last_name(each.func) == "accumulate" for each in contexts)
+
+    @cached_property
+    def has_closure(self) -> bool:
+        """`optimizer.step(closure)`: the optimizer runs backward itself, as often as it likes."""
+        return any(
+            each.call is not None and not each.scaler and (each.call.args or any(k.arg == "closure" for k in each.call.keywords))
+            for each in self.all_of("step")
+        )
+
+    @cached_property
+    def optimizers(self) -> set[str]:
+        """The optimizers that step in it."""
+        return {each.receiver for each in self.steps}
+
+    @cached_property
+    def losses(self) -> list[tuple[Event, Traced]]:
+        """Each backward with what is known of its loss."""
+        found = []
+        for each in self.backwards:
+            if each.loss is not None:
+                traced = self.model.losses.trace(each.loss, each.place.scope, each.path)
+                traced.divisors = [its for its in traced.divisors if its.place is None or not its.place.excludes(each.place)]
+                found.append((each, traced))
+        return found
+
+    def counts_micro_batches(self, expression: ast.expr, scope: Scope, path: tuple[Site, ...] = ()) -> bool:
+        """Whether a number is the number of micro-batches: that of the window, or one that is named so."""
+        terms = self.model.losses.terms(expression, scope, path)
+        if self.window is not None and self.window.terms & terms:
+            return True
+        return any(ACCUMULATION.search(each) for each in terms)
+
+
+class Model:
+    """The training loops of a project."""
+
+    def __init__(self, project: Project) -> None:
+        self.reach: Reach = reach_of(project)
+        self._events: dict[int, list[Event]] = {}
+        self._code: dict[int, str] = {}
+        self.losses = Losses(self.reach, self._events)
+
+    def code_of(self, module: Module) -> str:
+        """The text of a file without its comments."""
+        if id(module) not in self._code:
+            self._code[id(module)] = re.sub(r"(?m)(^|\s)#.*$", "", module.source.text)
+        return self._code[id(module)]
+
+    def in_module(self, module: Module) -> list[TrainLoop]:
+        """The loops whose backward is reached from this file, the shortest way."""
+        return self._by_module.get(id(module), [])
+
+    @cached_property
+    def _by_module(self) -> dict[int, list[TrainLoop]]:
+        found: dict[int, list[TrainLoop]] = {}
+        for each in self._all:
+            found.setdefault(id(each.root.module), []).append(each)
+        return found
+
+    @cached_property
+    def _all(self) -> list[TrainLoop]:
+        best: dict[tuple[int, int], tuple[tuple[bool, int], TrainLoop]] = {}
+        for scope in self.reach.scopes:
+            if scope not in self.reach.trainers:
+                continue
+            for loop in self._of(scope):
+                first = loop.backwards[0]
+                rank = (not loop.steps, first.place.depth)
+                key = (id(loop.micro), id(first.node))
+                if key not in best or rank < best[key][0]:
+                    best[key] = (rank, loop)
+        return [loop for _rank, loop in best.values()]
+
+    def _of(self, root: Scope) -> Iterator[TrainLoop]:
+        flat = Flat(root, self.reach, self._events)
+        events = flat.events
+        groups: dict[int, list[Event]] = {}
+        for each in events:
+            if each.kind == "backward" and each.place.loops and not each.place.in_handler:
+                groups.setdefault(id(each.place.loops[-1]), []).append(each)
+        modules = list({id(each.module): each.module for each in flat.scopes.values()}.values())
+        for backwards in groups.values():
+            loop = TrainLoop(self, root, events, backwards[0].place.loops, backwards, list(flat.scopes.values()), modules)
+            loop.window = self._window(loop)
+            yield loop
+
+    def _window(self, loop: TrainLoop) -> Window | None:
+        inside = [each for each in loop.of("step") if not each.place.in_handler]
+        for step in inside:
+            before = [each for each in loop.backwards if each.order < step.order] or loop.backwards
+            for guard in step.place.beyond(before[-1].place):
+                window = self._guarded(guard)
+                if window is not None and not window.is_one and not _counts_the_loop(window, loop.chain):
+                    return window
+        if not inside and loop.outer_steps:
+            return self._inner(loop)
+        return None
+
+    def _inner(self, loop: TrainLoop) -> Window | None:
+        """`for _ in range(accumulation): ... backward()` and then a step."""
+        micro = loop.micro
+        if not isinstance(micro, ast.For):
+            return None
+        scope = loop.backwards[0].place.scope
+        iterated = micro.iter
+        while (
+            isinstance(iterated, ast.Call)
+            and last_name(iterated.func) in {"enumerate", "tqdm", "trange", "zip", "list"}
+            and iterated.args
+        ):
+            iterated = iterated.args[0]
+        if isinstance(iterated, ast.Call) and last_name(iterated.func) == "range" and iterated.args:
+            count = iterated.args[1] if len(iterated.args) > 1 else iterated.args[0]
+            window = Window("inner", count, self.losses.terms(count, scope), scope)
+            is_window = isinstance(count, ast.Constant) or any(_WINDOW.search(each) for each in window.terms)
+            return window if is_window and not window.is_one else None
+        if _MICRO.search(ast.unparse(micro.iter)):
+            length = ast.Call(ast.Name("len", ast.Load()), [iterated], [])
+            return Window("inner", length, self.losses.terms(iterated, scope), scope)
+        return None
+
+    def _guarded(self, guard: Guard) -> Window | None:
+        """What a condition says about the window; None if it is about something else."""
+        tests = list(self._behind(guard.test, guard.scope))
+        ends = any(_holds_at_the_end(each) for each in tests)
+        for test in tests:
+            for node in ast.walk(test):
+                if (
+                    isinstance(node, ast.BinOp)
+                    and isinstance(node.op, ast.Mod)
+                    and not isinstance(node.left, ast.Constant | ast.JoinedStr)
+                ):
+                    terms = self.losses.terms(node.right, guard.scope)
+                    return Window("modulo", node.right, terms, guard.scope, guard, node.left, ends)
+        for test in tests:
+            for node in ast.walk(test):
+                if isinstance(node, ast.Attribute) and node.attr in {"sync_gradients", "is_gradient_accumulation_boundary"}:
+                    return Window("sync", None, frozenset(), guard.scope, guard, steps_on_last=True)
+                if isinstance(node, ast.Compare) and (window := self._counted(node, guard, ends)) is not None:
+                    return window
+        if any(_BOUNDARY.search(ast.unparse(test)) for test in tests):
+            return Window("named", None, frozenset(), guard.scope, guard, steps_on_last=True)
+        return None
+
+    def _counted(self, node: ast.Compare, guard: Guard, ends: bool) -> Window | None:
+        for side in (node.comparators[0], node.left):
+            if isinstance(side, ast.Name | ast.Attribute | ast.Subscript) and isinstance(node.ops[0], ast.Eq | ast.GtE | ast.Gt):
+                terms = self.losses.terms(side, guard.scope)
+                other = node.left if side is not node.left else node.comparators[0]
+                if any(ACCUMULATION.search(each) for each in terms) and not isinstance(other, ast.Constant):
+                    return Window("counter", side, terms, guard.scope, guard, other, ends)
+        return None
+
+    def _behind(self, test: ast.expr, scope: Scope, depth: int = 0) -> Iterator[ast.expr]:
+        """A condition, and what its names and calls stand for."""
+        yield test
+        if depth > 2:
+            return
+        for node in ast.walk(test):
+            if isinstance(node, ast.Name | ast.Attribute):
+                for each in self.losses.assigned(scope, ast.unparse(node)):
+                    if (
+                        isinstance(each.value, ast.Compare | ast.BoolOp | ast.Call | ast.UnaryOp | ast.BinOp)
+                        and each.index is None
+                    ):
+                        yield from self._behind(each.value, scope, depth + 1)
+            elif isinstance(node, ast.Call) and (inner := self.reach.resolve(node, scope)) is not None:
+                for event in self.losses.read(inner):
+                    if event.kind == "return" and isinstance(event.node, ast.Return) and event.node.value is not None:
+                        yield from self._behind(event.node.value, inner, depth + 2)
+
+
+def _counts_the_loop(window: Window, chain: tuple[ast.AST, ...]) -> bool:
+    """A number that changes with the loop is no size of a window."""
+    targets = {
+        each.id for loop in chain if isinstance(loop, ast.For) for each in ast.walk(loop.target) if isinstance(each, ast.Name)
+    }
+    return window.count is not None and any(isinstance(each, ast.Name) and each.id in targets for each in ast.walk(window.count))
+
+
+def _holds_at_the_end(test: ast.expr) -> bool:
+    """Whether a condition also speaks of the last batch."""
+    joined = [each for each in ast.walk(test) if isinstance(each, ast.BoolOp)]
+    return any(_LAST.search(ast.unparse(value)) for each in joined for value in each.values)
+
+
+_last: tuple[weakref.ref[Project], int, Model] | None = None
+
+
+def model_of(project: Project) -> Model:
+    """The training loops of a project; those of the last one asked for are kept."""
+    global _last
+    if _last is None or _last[0]() is not project or _last[1] != len(project.modules):
+        _last = (weakref.ref(project), len(project.modules), Model(project))
+    return _last[2]
+
+
+def loops_of(module: Module, project: Project) -> list[TrainLoop]:
+    """The training loops of one file."""
+    return model_of(project).in_module(module)

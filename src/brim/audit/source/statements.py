@@ -1,0 +1,363 @@
+"""Statements: assignments, branches and loops, and what each leaves behind."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from brim.audit.source.definitions import literal
+from brim.audit.source.expressions import Expressions
+from brim.audit.source.module import Function, Module, last_name
+from brim.audit.source.quantities import Quantity, is_for_evaluation, quantity_of
+from brim.audit.source.state import Frame, State
+from brim.audit.source.terms import (
+    Apply,
+    Choice,
+    ClassRef,
+    Constant,
+    FunctionRef,
+    Opaque,
+    Repeat,
+    Setting,
+    Several,
+    Term,
+)
+
+if TYPE_CHECKING:
+    from brim.audit.source.definitions import Definitions
+    from brim.audit.source.launchers import Launches
+    from brim.audit.source.project import Project
+
+End = Literal["return", "raise"] | None
+"""How a block ends: by a return, by an error or a jump, or (None) by coming to its end."""
+WINDOW = "% window"
+"""The `call` of a use in the condition under which an optimizer steps."""
+_GETTER = re.compile(r"^_*(get|compute|choose|pick|determine|calc|calculate|resolve|find|select|safe|make)_")
+_MOST_USES = 100_000
+
+
+@dataclass(eq=False)
+class Use:
+    """A value of a quantity at the place where it is bound: to a name, an attribute, a parameter of a call."""
+
+    quantity: Quantity
+    target: str
+    term: Term
+    node: ast.expr
+    module: Module
+    call: str = ""
+    """The callable that takes it, imported names resolved; empty for an assignment."""
+    is_for_evaluation: bool = False
+
+
+class Statements(Expressions):
+    """The half of the flow that goes through statements."""
+
+    def __init__(self, project: Project, definitions: Definitions, launches: Launches) -> None:
+        super().__init__(project, definitions, launches)
+        self.uses: list[Use] = []
+        self._seen_uses: set[tuple[int, int, str]] = set()
+        self.left = 0
+        """Statements that may still be gone through, in all and from one root."""
+        self.root_left = 0
+
+    def block(self, statements: list[ast.stmt], frame: Frame) -> End:
+        """Go through statements; says how the block ends, if it does not come to its end."""
+        for statement in statements:
+            self.left -= 1
+            self.root_left -= 1
+            method = getattr(self, f"_do_{type(statement).__name__.lower()}", None)
+            if method is None:
+                for child in ast.iter_child_nodes(statement):
+                    if isinstance(child, ast.expr):
+                        self.value(child, frame)
+            elif (end := method(statement, frame)) is not None:
+                return end  # type: ignore[no-any-return]
+        return None
+
+    def _do_expr(self, node: ast.Expr, frame: Frame) -> End:
+        self.value(node.value, frame)
+        return None
+
+    def _do_assign(self, node: ast.Assign, frame: Frame) -> End:
+        term = self.value(node.value, frame)
+        for target in node.targets:
+            self._assign(target, term, node.value, frame)
+        return None
+
+    def _do_annassign(self, node: ast.AnnAssign, frame: Frame) -> End:
+        if node.value is not None:
+            self._assign(node.target, self.value(node.value, frame), node.value, frame)
+        return None
+
+    def _do_augassign(self, node: ast.AugAssign, frame: Frame) -> End:
+        whole = ast.copy_location(ast.BinOp(node.target, node.op, node.value), node)
+        term = self.value(whole, frame)
+        self.bind(node.target, term, frame)
+        return None
+
+    def _do_if(self, node: ast.If, frame: Frame) -> End:
+        condition = self.value(node.test, frame)
+        self._window(node, frame)
+        before = frame.state
+        then, otherwise = before.branch(), before.branch()
+        negated = Apply(frame.module, node.test, "not", (condition,))
+        ends: list[End] = []
+        for state, holds, body in ((then, condition, node.body), (otherwise, negated, node.orelse)):
+            frame.state = state
+            frame.conditions.append((holds, node))
+            ends.append(self.block(body, frame))
+            frame.conditions.pop()
+        frame.state = before
+        if ends[0] is None and ends[1] is not None:
+            before.take(then)
+        elif ends[0] is not None and ends[1] is None:
+            if ends[0] == "return":  # what it did to objects is seen by whoever called
+                self._join_heaps(condition, then, otherwise, node, frame)
+            else:
+                before.take(otherwise)
+            before.names.own.update(otherwise.names.own)
+        else:
+            self._join(condition, then, otherwise, node, frame)
+        return ends[0] if ends[0] is not None and ends[1] is not None else None
+
+    def _join(self, condition: Term, then: State, otherwise: State, node: ast.AST, frame: Frame) -> None:
+        """After a branch: what the two sides leave differently becomes a choice."""
+        for name in {**then.names.own, **otherwise.names.own}:
+            mine, theirs = otherwise.names.get(name), then.names.get(name)
+            known = (
+                mine if theirs is None else theirs if mine is None else self._either(condition, theirs, mine, name, node, frame)
+            )
+            assert known is not None
+            frame.state.names[name] = known
+        self._join_heaps(condition, then, otherwise, node, frame)
+
+    def _join_heaps(self, condition: Term, then: State, otherwise: State, node: ast.AST, frame: Frame) -> None:
+        for key in {**then.heap.own, **otherwise.heap.own}:
+            sides = [self._now(state, key, node, frame) for state in (then, otherwise)]
+            frame.state.heap[key] = self._either(condition, sides[0], sides[1], key[1], node, frame)
+
+    def _now(self, state: State, key: tuple[Term, str], node: ast.AST, frame: Frame) -> Term:
+        """An attribute in one of two states; read there, if nothing has touched it yet."""
+        known = state.heap.get(key)
+        if known is None:
+            known = self.attribute(key[0], key[1], node, Frame(frame.module, state, frame.function, frame.globals))
+        return known
+
+    def _either(self, condition: Term, then: Term, otherwise: Term, name: str, node: ast.AST, frame: Frame) -> Term:
+        if then is otherwise or (isinstance(then, Opaque) and isinstance(otherwise, Opaque)):
+            return then
+        choice = Choice(frame.module, node, condition, then, otherwise)
+        quantity = quantity_of(name)
+        if quantity is not None and isinstance(node, ast.If):
+            self.use(quantity, name, choice, node.test, frame)
+        return choice
+
+    def _window(self, node: ast.If, frame: Frame) -> None:
+        """`if (i + 1) % n == 0: optimizer.step()`: n is the accumulation in force."""
+        divided = [each for each in ast.walk(node.test) if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mod)]
+        if divided and _steps(node):
+            for each in divided:
+                self.use("accumulation", "", self.value(each.right, frame), each.right, frame, WINDOW)
+
+    def _do_for(self, node: ast.For | ast.AsyncFor, frame: Frame) -> End:
+        source = self.value(node.iter, frame)
+        self.bind(node.target, Opaque(frame.module, node.target, "item", (source,)), frame)
+        if (
+            isinstance(node.iter, ast.Call)
+            and last_name(node.iter.func) == "range"
+            and len(node.iter.args) == 1
+            and _accumulates(node)
+        ):
+            counted = node.iter.args[0]
+            self.use("accumulation", "", self.value(counted, frame), counted, frame, WINDOW)
+        self.block(node.body, frame)
+        self.block(node.orelse, frame)
+        return None
+
+    _do_asyncfor = _do_for
+
+    def _do_while(self, node: ast.While, frame: Frame) -> End:
+        if self._repeat(node, frame):
+            return None
+        self.value(node.test, frame)
+        self.block(node.body, frame)
+        self.block(node.orelse, frame)
+        return None
+
+    def _repeat(self, node: ast.While, frame: Frame) -> bool:
+        """`while bs > 16: bs //= 2`."""
+        body = node.body[0]
+        if len(node.body) != 1 or not isinstance(body, ast.AugAssign | ast.Assign):
+            return False
+        target = body.target if isinstance(body, ast.AugAssign) else body.targets[0]
+        start = frame.state.names.get(target.id) if isinstance(target, ast.Name) else None
+        if not isinstance(target, ast.Name) or start is None:
+            return False
+        turning = Setting(frame.module, node, target.id, None, "default")
+        frame.state.names[target.id] = turning
+        condition = self.value(node.test, frame)
+        self.block(node.body, frame)
+        after = frame.state.names.get(target.id)
+        assert after is not None
+        frame.state.names[target.id] = found = Repeat(frame.module, node, start, turning, condition, after)
+        quantity = quantity_of(target.id)
+        if quantity is not None:
+            self.use(quantity, target.id, found, node.test, frame)
+        return True
+
+    def _do_with(self, node: ast.With | ast.AsyncWith, frame: Frame) -> End:
+        for item in node.items:
+            term = self.value(item.context_expr, frame)
+            if item.optional_vars is not None:
+                self.bind(item.optional_vars, term, frame)
+        return self.block(node.body, frame)
+
+    _do_asyncwith = _do_with
+
+    def _do_try(self, node: ast.Try, frame: Frame) -> End:
+        end = self.block(node.body, frame)
+        before = frame.state
+        for handler in node.handlers:
+            branch, other = before.branch(), before.branch()
+            frame.state = branch
+            ended = self.block(handler.body, frame)
+            frame.state = before
+            if ended is None:
+                self._join(Opaque(frame.module, handler, "exception"), branch, other, handler, frame)
+        self.block(node.orelse, frame)
+        return self.block(node.finalbody, frame) or (end if not node.handlers else None)
+
+    _do_trystar = _do_try
+
+    def _do_match(self, node: ast.Match, frame: Frame) -> End:
+        self.value(node.subject, frame)
+        before = frame.state
+        for case in node.cases:
+            branch, other = before.branch(), before.branch()
+            frame.state = branch
+            ended = self.block(case.body, frame)
+            frame.state = before
+            if ended is None:
+                self._join(Opaque(frame.module, node.subject, "case"), branch, other, node, frame)
+        return None
+
+    def _do_return(self, node: ast.Return, frame: Frame) -> End:
+        term = self.value(node.value, frame)
+        frame.results.append((tuple(frame.conditions), term))
+        name = (
+            re.sub(
+                r"^_*(get|compute|choose|pick|determine|calc|calculate|resolve|find|select|safe|make)_", "", frame.function.name
+            )
+            if frame.function
+            else ""
+        )
+        quantity = quantity_of(name)
+        if quantity is not None and node.value is not None:
+            self.use(quantity, name, term, node.value, frame)
+        return "return"
+
+    def _do_raise(self, _node: ast.Raise, _frame: Frame) -> End:
+        return "raise"
+
+    _do_continue = _do_break = _do_raise
+
+    def _do_functiondef(self, node: Function, frame: Frame) -> End:
+        frame.state.names[node.name] = FunctionRef(frame.module, node, node, None, frame.state.names)
+        return None
+
+    _do_asyncfunctiondef = _do_functiondef
+
+    def _do_classdef(self, node: ast.ClassDef, frame: Frame) -> End:
+        frame.state.names[node.name] = ClassRef(frame.module, node, node)
+        return None
+
+    def _do_import(self, _node: ast.stmt, _frame: Frame) -> End:
+        return None
+
+    _do_importfrom = _do_global = _do_nonlocal = _do_pass = _do_import
+
+    def bind(self, target: ast.expr, term: Term, frame: Frame) -> None:
+        """Assign, without a use of its own."""
+        if isinstance(target, ast.Name):
+            frame.state.names[target.id] = term
+        elif isinstance(target, ast.Attribute):
+            frame.state.heap[(self.value(target.value, frame), target.attr)] = term
+        elif isinstance(target, ast.Subscript) and isinstance(key := literal(target.slice), str):
+            frame.state.heap[(self.value(target.value, frame), key)] = term
+        elif isinstance(target, ast.Tuple | ast.List):
+            known = term.elements if isinstance(term, Several) else ()
+            for index, each in enumerate(target.elts):
+                if isinstance(each, ast.Starred):
+                    break
+                self.bind(each, known[index] if index < len(known) else Opaque(frame.module, each, "part", (term,)), frame)
+
+    def _assign(self, target: ast.expr, term: Term, node: ast.expr, frame: Frame) -> None:
+        if (
+            isinstance(target, ast.Tuple | ast.List)
+            and isinstance(term, Several)
+            and isinstance(node, ast.Tuple | ast.List)
+            and len(target.elts) == len(term.elements) == len(node.elts)
+        ):
+            for each, part, value in zip(target.elts, term.elements, node.elts, strict=True):
+                self._assign(each, part, value, frame)
+            return
+        name = bound_name(target)
+        quantity = quantity_of(name)
+        if quantity is not None:
+            term = self._as_setting(name, term, node, frame)
+            self.use(quantity, name, term, node, frame)
+        self.bind(target, term, frame)
+
+    def _as_setting(self, name: str, term: Term, node: ast.expr, frame: Frame) -> Term:
+        """`BATCH_SIZE = 64`: a number under such a name is where a user sets it."""
+        if isinstance(term, Constant) and isinstance(term.value, int | float):
+            return self.setting(name, frame.module, node, kind="constant", value=term.value)
+        return term
+
+    def use(
+        self, quantity: Quantity, target: str, term: Term, node: ast.expr, frame: Frame, call: str = "", about: str = ""
+    ) -> None:
+        """Keep a use, unless the same was met before."""
+        key = (id(node), id(term), call)
+        if key in self._seen_uses or len(self._seen_uses) > _MOST_USES:
+            return
+        self._seen_uses.add(key)
+        name = frame.function.name if frame.function is not None else ""
+        evaluates = (
+            quantity == "eval-batch" or is_for_evaluation(about) or (is_for_evaluation(name) and not call.endswith("Arguments"))
+        )
+        self.uses.append(Use(quantity, target, term, node, frame.module, call, evaluates))
+
+    def use_of_key(self, name: str, term: Term, node: ast.expr, frame: Frame) -> None:
+        """A value under a key of a dict literal: `{"train_micro_batch_size_per_gpu": ...}`."""
+        quantity = quantity_of(name)
+        if quantity is not None:
+            self.use(quantity, name, term, node, frame)
+
+
+def _steps(node: ast.If) -> bool:
+    """Whether the body of an `if` steps an optimizer."""
+    for statement in node.body:
+        for each in ast.walk(statement):
+            if isinstance(each, ast.Call) and last_name(each.func) == "step" and isinstance(each.func, ast.Attribute):
+                owner = last_name(each.func.value).lower()
+                if "opt" in owner or "scaler" in owner:
+                    return True
+    return False
+
+
+def _accumulates(node: ast.For | ast.AsyncFor) -> bool:
+    """Whether a loop runs backward and leaves the optimizer's step to what comes after it."""
+    names = {last_name(each.func) for statement in node.body for each in ast.walk(statement) if isinstance(each, ast.Call)}
+    return "backward" in names and "step" not in names
+
+
+def bound_name(target: ast.expr) -> str:
+    """The last part of what is assigned to: a name, an attribute, a key."""
+    if isinstance(target, ast.Subscript):
+        key = literal(target.slice)
+        return key if isinstance(key, str) else ""
+    return last_name(target)

@@ -1,0 +1,194 @@
+"""A diagnosis on the terminal: a pure view of the record, and of the rules' texts."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Final
+
+from brim.audit.rules import RULES
+from brim.cli._output import grid, indented, is_terminal, show
+from brim.locale import _, sentences
+from brim.records.findings import SEVERITIES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import RenderableType
+
+    from brim.audit.explaining import Explanation
+    from brim.records import Diagnosis, Finding, InForce
+
+_STYLES: Final = {"high": "bold red", "medium": "yellow", "low": "cyan"}
+_CODE_LINES: Final = 5
+_DIFF_LINES: Final = 12
+_ROWS: Final = 12
+
+
+def show_diagnosis(diagnosis: Diagnosis) -> None:
+    """The whole answer: findings by group, the group with the costliest one first."""
+    groups: dict[str, list[Finding]] = {}
+    for finding in diagnosis.findings:
+        groups.setdefault(RULES[finding.rule].group, []).append(finding)
+    for group, findings in groups.items():
+        show(_styled(f"{_heading(group)} ({len(findings)})", "bold"), "")
+        for finding in findings:
+            show(*_finding(finding), "")
+    if diagnosis.notes:
+        show(*(_("Note: {text}").format(text=printable(text)) for text in diagnosis.notes), "")
+    show(_tally(diagnosis))
+    if diagnosis.findings:
+        show(grid(_next(diagnosis)))
+
+
+def show_explanation(told: Explanation) -> None:
+    """One rule."""
+    show(_styled(told.rule, "bold"), f"{told.title}.", "")
+    show(_("Group: {group}. Severity: {severity}.").format(group=_heading(told.group), severity=told.severity), "")
+    show(told.why, "")
+    for heading, files in ((_("Wrong:"), told.bad), (_("Right:"), told.good)):
+        show(heading)
+        for name, text in files.items():
+            if len(files) > 1:
+                show(indented(f"{name}:"))
+            show(*(_line(f"    {printable(line)}") for line in text.strip("\n").split("\n")), "")
+    show(_("Mend: {text}").format(text=told.mend), "")
+    show(_("Sources:"), *(indented(address) for address in told.sources))
+
+
+def show_rules(rules: Iterable[Explanation]) -> None:
+    """All rules, by group."""
+    groups: dict[str, list[Explanation]] = {}
+    for rule in rules:
+        groups.setdefault(rule.group, []).append(rule)
+    for group, own in groups.items():
+        show(_styled(_heading(group), "bold"), grid((rule.rule, f"{rule.severity:7} {rule.title}") for rule in own), "")
+    show(_("Rules: {count}. `brim doctor --explain RULE` tells more.").format(count=sum(len(own) for own in groups.values())))
+
+
+def printable(text: str) -> str:
+    """Code of strangers goes to the terminal: whatever would steer it is shown as a mark."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text.expandtabs(4))
+
+
+def _heading(group: str) -> str:
+    return {
+        "batch": _("Batch size"),
+        "accumulation": _("Gradient accumulation"),
+        "step": _("Optimizer step"),
+        "loading": _("Data loading"),
+        "precision": _("Precision"),
+        "model": _("Model"),
+        "config": _("Config"),
+        "run": _("Run"),
+    }[group]
+
+
+def _finding(finding: Finding) -> list[RenderableType]:
+    """Where, what, the code, what is in force, the patch."""
+    parts: list[RenderableType] = [_head(finding), *(indented(printable(line)) for line in finding.message.splitlines())]
+    if finding.code:
+        parts += _code(finding.code, finding.line)
+    if finding.in_force:
+        parts.append(_rows(finding.in_force))
+    if finding.patch:
+        parts += _patch(finding)
+    return parts
+
+
+def _head(finding: Finding) -> RenderableType:
+    where = printable(f"{finding.file}:{finding.line}")
+    if finding.cell is not None:
+        where += " " + _("(cell {number})").format(number=finding.cell)
+    words = [finding.severity, finding.rule, where]
+    if finding.confidence != "high":
+        words.append(_("(confidence: {word})").format(word=finding.confidence))
+    if not is_terminal():
+        return "  ".join(words)
+    from rich.text import Text
+
+    return Text("  ").join([Text(words[0], style=_STYLES[finding.severity]), Text(words[1], style="bold"), *map(Text, words[2:])])
+
+
+def _code(code: str, first: int) -> list[RenderableType]:
+    """Lines with their numbers; of many the first few."""
+    lines = code.split("\n")
+    width = len(str(first + min(len(lines), _CODE_LINES) - 1))
+    made = [_line(f"    {first + index:{width}} | {printable(text)}") for index, text in enumerate(lines[:_CODE_LINES])]
+    return made if len(lines) <= _CODE_LINES else [*made, _line(f"    {' ' * width} | ...")]
+
+
+def _rows(rows: Sequence[InForce]) -> RenderableType:
+    """What you set, and what is in force then. The condition may be long, so it is the column that is folded."""
+    from rich.padding import Padding
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    has_conditions = any(row.when for row in rows)
+    for heading in (_("Setting"), _("You set"), _("In force")):
+        made.add_column(heading, overflow="fold")
+    if has_conditions:
+        made.add_column(_("When"), overflow="fold")
+    for row in rows[:_ROWS]:
+        cells = [printable(row.setting), _value(row.set), _value(row.in_force, unknown="?")]
+        made.add_row(*cells, *([printable(row.when)] if has_conditions else []))
+    if len(rows) > _ROWS:
+        made.add_row("...")
+    return Padding(made, (0, 0, 0, 4))
+
+
+def _value(value: object, *, unknown: str = "-") -> str:
+    return unknown if value is None else printable(str(value))
+
+
+def _patch(finding: Finding) -> list[RenderableType]:
+    """The lines that go and come, without what stands around them."""
+    assert finding.patch is not None
+    changed: list[RenderableType] = []
+    for line in finding.patch.splitlines():
+        if line.startswith("+++ b/"):
+            file = line.removeprefix("+++ b/").rstrip("\t")
+            if file != finding.file.lstrip("/"):
+                changed.append(_line(f"    {printable(file)}"))
+        elif line.startswith(("+", "-")) and not line.startswith("--- a/"):
+            changed.append(_line(f"    {printable(line)}", "green" if line.startswith("+") else "red"))
+    made = changed[:_DIFF_LINES]
+    if len(changed) > len(made):
+        made.append(_line("    ..."))
+    said = _("Patch, which --fix applies:") if finding.is_safe else _("Patch, to be judged by you:")
+    return [indented(said), *made]
+
+
+def _line(text: str, style: str = "") -> RenderableType:
+    """One line of code: never wrapped, and cut only where a person looks at it."""
+    if not is_terminal():
+        return text
+    from rich.text import Text
+
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _styled(text: str, style: str) -> RenderableType:
+    from rich.text import Text
+
+    return Text(text, style=style) if is_terminal() else text
+
+
+def _tally(diagnosis: Diagnosis) -> str:
+    read = _("Files read: {files:,}, lines: {lines:,}.").format(files=diagnosis.files, lines=diagnosis.lines)
+    held = _("Held back by comments: {count}.").format(count=diagnosis.ignored) if diagnosis.ignored else ""
+    if not diagnosis.findings:
+        return sentences(_("Nothing found."), read, held)
+    counts = {severity: sum(each.severity == severity for each in diagnosis.findings) for severity in SEVERITIES}
+    parts = ", ".join(f"{count} {severity}" for severity, count in counts.items() if count)
+    found = _("Findings: {count} ({parts}).").format(count=len(diagnosis.findings), parts=parts)
+    return sentences(found, read, held)
+
+
+def _next(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """What to type now."""
+    rows = [(f"brim doctor --explain {diagnosis.findings[0].rule}", _("why it matters, and where that can be read"))]
+    safe = sum(finding.is_safe for finding in diagnosis.findings)
+    if safe:
+        command = shlex.join(["brim", "doctor", "--fix", *diagnosis.targets])
+        rows.append((command, _("apply the safe patches: {count}").format(count=safe)))
+    return rows

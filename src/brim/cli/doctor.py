@@ -1,0 +1,191 @@
+"""`brim doctor`: what in a script, a config or a finished run silently changes the batch, and how to mend it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from brim.cli._command import option, verb
+from brim.cli._output import is_terminal, note, print_json, working
+from brim.errors import EXIT_FAILED, EXIT_OK, UsageError
+from brim.locale import N_, _
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from brim.audit.doctor import Examination, Question
+    from brim.audit.patching import Change, Mending
+    from brim.records import Diagnosis
+
+ROUNDS = 5
+"""How often --fix looks again: a patch can uncover the next finding, and two patches of one line take two rounds."""
+RULE_SCHEMA, RULES_SCHEMA = "brim.rule/1", "brim.rules/1"
+
+
+@verb(
+    N_(
+        "Find what silently changes the batch: in scripts, notebooks, launchers, folders, configs and ledgers of runs.\n\nTARGET is a file "
+        "or a folder; none: the folder that you are in. Code is read and never run. Exit code 1: something was found at or above --fail-on."
+    )
+)
+@click.argument("targets", metavar="[TARGET]...", nargs=-1)
+@option("--format", "form", type=click.Choice(["text", "json", "sarif"]), help=N_("sarif: for editors and CI. Default: text."))
+@option(
+    "--fail-on",
+    type=click.Choice(["high", "medium", "low", "never"]),
+    default="high",
+    help=N_("From which severity on the exit code is 1. Default: high."),
+)
+@option("--explain", metavar="RULE", help=N_("Tell about a rule: why, wrong and right, sources. all: list the rules."))
+@option("--rules", is_flag=True, help=N_("List the rules."))
+@option("--fix", is_flag=True, help=N_("Show the safe patches, then apply them, and look again."))
+@option("--diff", is_flag=True, help=N_("Show what --fix would change, and change nothing."))
+@option("--yes", is_flag=True, help=N_("--fix: do not ask."))
+@option("--ignore", multiple=True, metavar="RULES", help=N_("Leave these rules out: batch-clamped,item-every-step."))
+@option("--only", multiple=True, metavar="RULES", help=N_("Look for these rules only."))
+@option("--gpu", metavar="NAME", help=N_("The GPU that it will run on: t4, rtx-3090, rtx-3080-20gb*2, 24GiB."))
+@option("--gpus", type=click.IntRange(min=1), metavar="N", help=N_("How many GPUs. Default: what the config or --gpu says."))
+@option("--model", metavar="NAME", help=N_("The model that a config trains, where it does not say."))
+@option("--predict/--no-predict", default=True, help=N_("Whether the memory of configs is predicted. Default: yes."))
+@option("-o", "--output", metavar="FILE", help=N_("Write the result there: SARIF with --format sarif, else JSON."))
+@click.pass_context
+def command(
+    ctx: click.Context, /, targets: tuple[str, ...], as_json: bool, form: str | None, fail_on: Any, explain: str | None, rules: bool,
+    fix: bool, diff: bool, yes: bool, output: str | None, **options: Any,
+) -> None:  # fmt: skip
+    """Look, mend if asked to, and show."""
+    form = _form(form, as_json=as_json, shows_diff=diff)
+    if explain is not None or rules:
+        _refuse_targets(targets)
+        _tell("all" if explain is None else explain, as_json=form == "json")
+        ctx.exit(EXIT_OK)
+    if fix and diff:
+        raise UsageError(_("--fix and --diff exclude each other: --fix shows the diff before it writes."))
+    if output is not None and not (output.strip() and Path(output).parent.is_dir() and not Path(output).is_dir()):
+        raise UsageError(_("-o needs the name of a file in a folder that exists, and {path!r} is none.").format(path=output))
+    from brim.audit.doctor import Question
+
+    options |= {name: ",".join(options[name]).split(",") if options[name] else () for name in ("ignore", "only")}
+    examined = _look(Question.ask(*targets, **options))
+    if fix:
+        examined = _mend(examined, asks=not yes and sys.stdin.isatty() and sys.stderr.isatty())
+    diagnosis = examined.diagnosis()
+    _write(diagnosis, form, output)
+    if diff:
+        _show_changes(examined.mending())
+    else:
+        _show(diagnosis, form, is_written=output is not None)
+    ctx.exit(EXIT_FAILED if fail_on != "never" and diagnosis.at_least(fail_on) else EXIT_OK)
+
+
+def _form(form: str | None, *, as_json: bool, shows_diff: bool) -> str:
+    if as_json and form not in {None, "json"}:
+        raise UsageError(_("--json and --format {form} exclude each other.").format(form=form))
+    if shows_diff and (as_json or form == "json"):
+        raise UsageError(_("--diff prints a diff and no JSON."), hint=_("In the JSON every finding has its own `patch`."))
+    return "json" if as_json else form or "text"
+
+
+def _refuse_targets(targets: Sequence[str]) -> None:
+    if targets:
+        text = _("--explain and --rules tell about rules and look at nothing: {targets} would be passed over.")
+        raise UsageError(text.format(targets=", ".join(targets)))
+
+
+def _tell(name: str, *, as_json: bool) -> None:
+    from brim.audit.explaining import explain, explain_all
+    from brim.cli._doctor_view import show_explanation, show_rules
+
+    if name == "all":
+        every = explain_all()
+        if as_json:
+            print_json({"schema": RULES_SCHEMA, "rules": [each.to_dict() for each in every]})
+        else:
+            show_rules(every)
+        return
+    one = explain(name)
+    if as_json:
+        print_json({"schema": RULE_SCHEMA, **one.to_dict()})
+    else:
+        show_explanation(one)
+
+
+def _look(question: Question) -> Examination:
+    from brim.audit.doctor import examine
+
+    with contextlib.redirect_stdout(sys.stderr), working(_("Reading ...")):
+        return examine(question)
+
+
+def _mend(examined: Examination, *, asks: bool) -> Examination:
+    """Apply the safe patches, round by round; every round is shown before it is written."""
+    from brim.audit.patching import write_changes
+
+    for _round in range(ROUNDS):
+        mending = examined.mending()
+        if not mending.changes:
+            _tell_what_is_left(mending)
+            return examined
+        for change in mending.changes:
+            click.echo(_readable(change), err=True)
+        if asks and not click.confirm(_("Apply this? Files: {count}.").format(count=len(mending.changes)), err=True):
+            note(_("Nothing was changed."))
+            return examined
+        write_changes(mending.changes)
+        files = ", ".join(change.file for change in mending.changes)
+        note(_("Mended: {count}, in {files}.").format(count=len(mending.mended), files=files))
+        examined = _look(examined.question)
+    return examined
+
+
+def _readable(change: Change) -> str:
+    from brim.cli._doctor_view import printable
+
+    return "\n".join(printable(line) for line in change.diff.splitlines())
+
+
+def _show_changes(mending: Mending) -> None:
+    """On stdout, so that `brim doctor --diff | git apply` does what --fix would."""
+    for change in mending.changes:
+        click.echo(_readable(change) if is_terminal() else change.diff, nl=is_terminal())
+    if not mending.changes:
+        note(_("There is no safe patch."))
+    _tell_what_is_left(mending)
+
+
+def _tell_what_is_left(mending: Mending) -> None:
+    for found, why in mending.left:
+        text = _("{file}:{line}: {rule} was not mended. {why}")
+        note(text.format(file=found.file, line=found.line, rule=found.rule, why=why))
+
+
+def _write(diagnosis: Diagnosis, form: str, output: str | None) -> None:
+    if output is None:
+        return
+    if form == "sarif":
+        from brim.audit.sarif import to_sarif
+        from brim.record import write_atomically
+
+        write_atomically(output, json.dumps(to_sarif(diagnosis), indent=2, ensure_ascii=False) + "\n")
+    else:
+        diagnosis.write(output)
+    note(_("Written: {paths}").format(paths=output))
+
+
+def _show(diagnosis: Diagnosis, form: str, *, is_written: bool) -> None:
+    """SARIF that went to a file leaves the terminal, or the log of a CI run, to the text for people."""
+    if form == "json":
+        print_json(diagnosis.to_dict())
+    elif form == "sarif" and not is_written:
+        from brim.audit.sarif import to_sarif
+
+        print_json(to_sarif(diagnosis))
+    else:
+        from brim.cli._doctor_view import show_diagnosis
+
+        show_diagnosis(diagnosis)

@@ -1,0 +1,322 @@
+"""A user's setting, followed through the code: what changes it, where, and what is in force then."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from brim.audit.found import Found
+from brim.audit.source.examine import examine_source, flow_of
+from brim.audit.source.files import read_project
+from brim.audit.source.settings import configured
+
+CONFIG = """
+    from dataclasses import dataclass
+
+    @dataclass
+    class TrainConfig:
+        batch_size_per_gpu: int = 64
+        eval_batch_size: int = 64
+        gradient_accumulation_steps: int = 1
+        num_workers: int = 4
+        pin_memory: bool = True
+"""
+
+
+def write(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = folder / name.replace("__", "/").replace("_dot_", ".")
+        path = path if path.suffix else path.with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dedent(text).lstrip("\n"), encoding="utf-8")
+    return folder
+
+
+def found_in(folder: Path, **files: str) -> list[Found]:
+    return sorted(examine_source([write(folder, **files)])[1], key=lambda each: (each.file, each.line))
+
+
+def rows(found: Found) -> dict[str, list[tuple[object, object]]]:
+    """What is in force, by condition."""
+    table: dict[str, list[tuple[object, object]]] = {}
+    for row in found.in_force:
+        table.setdefault(row.when, []).append((row.set, row.in_force))
+    return table
+
+
+@pytest.mark.parametrize(
+    ("code", "in_force"),
+    [
+        ("min(args.batch_size, 2)", [2, 2, 2]),
+        ("min(2, args.batch_size)", [2, 2, 2]),
+        ("max(args.batch_size, 16)", [16, 32, 64]),
+        ("args.batch_size if args.batch_size < 4 else 4", [4, 4, 4]),
+        ("4 if args.batch_size > 4 else args.batch_size", [4, 4, 4]),
+        ("max(1, min(args.batch_size, 16))", [8, 16, 16]),
+        ("int(np.clip(args.batch_size, 1, 10))", [8, 10, 10]),
+        ("np.clip(args.batch_size, a_min=1, a_max=10)", [8, 10, 10]),
+        ("sorted((1, args.batch_size, 12))[1]", [8, 12, 12]),
+        ("min([args.batch_size, 3])", [3, 3, 3]),
+        ("args.batch_size % 48", [8, 32, 16]),
+        ("min(getattr(args, 'batch_size'), 5)", [5, 5, 5]),
+        ("min(vars(args)['batch_size'], 5)", [5, 5, 5]),
+    ],
+)
+def test_an_expression_that_clamps_is_found_with_what_is_in_force(tmp_path: Path, code: str, in_force: list[int]) -> None:
+    [found] = found_in(
+        tmp_path, train=f"import numpy as np\ndef loader(args, data):\n    return DataLoader(data, batch_size={code})\n"
+    )
+    assert (found.rule, found.line) == ("batch-clamped", 3)
+    assert [row.in_force for row in found.in_force][: len(in_force)] == in_force
+    assert {row.setting for row in found.in_force} == {"batch_size"}
+
+
+def test_rounding_is_shown_at_sizes_that_are_rounded(tmp_path: Path) -> None:
+    for code in ("args.batch_size // 8 * 8", "args.batch_size - args.batch_size % 8"):
+        [found] = found_in(tmp_path, train=f"def loader(args, data):\n    return DataLoader(data, batch_size={code})\n")
+        assert found.rule == "batch-clamped"
+        assert all(row.set != row.in_force for row in found.in_force)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "bs = args.batch_size\n    if bs > 2:\n        bs = 2\n    return DataLoader(data, batch_size=bs)",
+        "if args.batch_size > 2:\n        args.batch_size = 2\n    return DataLoader(data, batch_size=args.batch_size)",
+        "if args.batch_size > 2:\n        bs = 2\n    else:\n        bs = args.batch_size\n    return DataLoader(data, batch_size=bs)",
+        "bs = args.batch_size\n    while bs > 2:\n        bs = bs - 1\n    return DataLoader(data, batch_size=bs)",
+        "bs = args.batch_size\n    if bs >= 3:\n        print('too large')\n        bs = 2\n    return DataLoader(data, batch_size=bs)",
+    ],
+)
+def test_a_statement_that_clamps_is_found_and_mended(tmp_path: Path, body: str) -> None:
+    [found] = found_in(tmp_path, train=f"def loader(args, data):\n    {body}\n")
+    assert found.rule == "batch-clamped"
+    assert [row.in_force for row in found.in_force][:3] == [2, 2, 2]
+    assert found.edits
+    assert found.is_safe
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "max(1, args.batch_size // world)",
+        "min(args.batch_size, len(data))",
+        "min(args.batch_size, args.max_batch_size)",
+        "args.batch_size // torch.cuda.device_count()",
+        "args.batch_size or 8",
+        "int(args.batch_size)",
+        "1 if args.debug else args.batch_size",
+        "args.batch_size * 2",
+        "max(args.batch_size, 1)",
+    ],
+)
+def test_what_only_guards_or_shares_is_no_clamp(tmp_path: Path, code: str) -> None:
+    text = f"import torch\ndef loader(args, data, world):\n    return DataLoader(data, batch_size={code})\n"
+    assert found_in(tmp_path, train=text) == []
+
+
+def test_an_error_instead_of_a_clamp_is_right(tmp_path: Path) -> None:
+    text = """
+        def loader(args, data):
+            if args.batch_size > 64:
+                raise ValueError("too large")
+            return DataLoader(data, batch_size=args.batch_size)
+    """
+    assert found_in(tmp_path, train=text) == []
+
+
+def test_a_value_is_followed_through_files_attributes_and_calls(tmp_path: Path) -> None:
+    found = found_in(
+        tmp_path,
+        config=CONFIG,
+        sizes="def fitting(n, most=2):\n    return min(n, most)\n",
+        trainer="""
+            from torch.utils.data import DataLoader
+            from sizes import fitting
+
+            class Trainer:
+                def __init__(self, config, data):
+                    self.cfg = config
+                    self.data = data
+                    self.micro = fitting(self.cfg.batch_size_per_gpu)
+
+                def loader(self):
+                    return DataLoader(self.data, batch_size=self.micro, num_workers=self.cfg.num_workers, pin_memory=self.cfg.pin_memory)
+        """,
+        main="""
+            from config import TrainConfig
+            from trainer import Trainer
+
+            def main():
+                config = TrainConfig(batch_size_per_gpu=100)
+                print(config.gradient_accumulation_steps, config.eval_batch_size)
+                Trainer(config, []).loader()
+
+            if __name__ == "__main__":
+                main()
+        """,
+    )
+    [clamp] = found
+    assert (Path(clamp.file).name, clamp.line, clamp.rule) == ("sizes.py", 2, "batch-clamped")
+    assert ("", [(8, 2), (32, 2), (64, 2), (100, 2)]) in rows(clamp).items()
+    assert "100" in clamp.message
+    assert "main.py:5" in clamp.message
+
+
+TIERS = {
+    "chain": """
+        def pick(cfg):
+            free = torch.cuda.mem_get_info()[0] / 1e9
+            if free < 8:
+                batch_size = 1
+            elif free < 13:
+                batch_size = min(cfg.batch_size, 4)
+            else:
+                batch_size = cfg.batch_size
+            return DataLoader(data, batch_size=batch_size)
+    """,
+    "returns": """
+        def pick_batch_size(cfg):
+            gb = torch.cuda.get_device_properties(0).total_memory / 2**30
+            if gb < 8:
+                return 1
+            if gb < 13:
+                return min(cfg.batch_size, 4)
+            return cfg.batch_size
+
+        def loader(cfg, data):
+            return DataLoader(data, batch_size=pick_batch_size(cfg))
+    """,
+    "ternary": """
+        def loader(cfg, data, free_gb):
+            return DataLoader(data, batch_size=1 if free_gb < 8 else min(cfg.batch_size, 4) if free_gb < 13 else cfg.batch_size)
+    """,
+    "one after another": """
+        def loader(cfg, data, free_memory_gb):
+            batch_size = cfg.batch_size
+            if free_memory_gb < 13:
+                batch_size = min(batch_size, 4)
+            if free_memory_gb < 8:
+                batch_size = 1
+            return DataLoader(data, batch_size=batch_size)
+    """,
+}
+
+
+@pytest.mark.parametrize("spelling", list(TIERS))
+def test_a_clamp_by_free_memory_is_reported_tier_by_tier(tmp_path: Path, spelling: str) -> None:
+    [found] = found_in(tmp_path, train="import torch\n" + dedent(TIERS[spelling]))
+    assert found.rule == "batch-clamped"
+    table = list(rows(found).values())
+    assert [[now for _set, now in tier] for tier in table] == [[1, 1, 1], [4, 4, 4], [8, 32, 64]]
+    assert [("8" in when, "13" in when) for when in rows(found)][:2] == [(True, False), (False, True)]
+
+
+def test_a_launchers_number_is_followed_into_the_script(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        train="""
+            import argparse
+            from torch.utils.data import DataLoader
+
+            parser = argparse.ArgumentParser()
+            parser.add_argument("--batch-size", type=int, required=True)
+            args = parser.parse_args()
+            loader = DataLoader([], batch_size=min(args.batch_size, 2))
+        """,
+    )
+    (tmp_path / "train.sh").write_text('#!/bin/sh\npython train.py --batch-size "$1"\n')
+    (tmp_path / "all.sh").write_text("#!/bin/sh\nbash train.sh 64\n")
+    [found] = examine_source([tmp_path])[1]
+    assert found.rule == "batch-clamped"
+    assert "64" in found.message
+    assert "all.sh:2" in found.message
+
+
+@pytest.mark.parametrize(
+    ("shell", "script"),
+    [
+        ("python train.py 64\n", "import sys\nbatch_size = min(int(sys.argv[1]), 2)\n"),
+        ("BATCH_SIZE=64 python train.py\n", "import os\nbatch_size = min(int(os.environ['BATCH_SIZE']), 2)\n"),
+        ("export BATCH_SIZE=64\npython train.py\n", "import os\nbatch_size = min(int(os.getenv('BATCH_SIZE', 8)), 2)\n"),
+        ("B=${1:-64}\npython train.py $B\n", "import sys\nbatch_size = min(int(sys.argv[1]), 2)\n"),
+    ],
+)
+def test_arguments_and_environment_of_a_launcher_count(tmp_path: Path, shell: str, script: str) -> None:
+    (tmp_path / "run.sh").write_text(shell)
+    [found] = found_in(tmp_path, train=script)
+    assert found.rule == "batch-clamped"
+    assert "64" in found.message
+
+
+def test_a_launcher_that_clamps_is_found_itself(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text('BS=$1\n[ "$BS" -gt 16 ] && BS=16\npython train.py --batch-size $BS\n')
+    [found] = examine_source([tmp_path])[1]
+    assert (Path(found.file).name, found.line, found.rule) == ("run.sh", 2, "batch-clamped")
+    assert [row.in_force for row in found.in_force] == [8, 16, 16]
+
+
+def test_cells_of_a_notebook_are_one_program(tmp_path: Path) -> None:
+    cells = ["BATCH_SIZE = 64", "!nvidia-smi\n%matplotlib inline", "loader = DataLoader(data, batch_size=min(BATCH_SIZE, 2))"]
+    document = {"cells": [{"cell_type": "code", "source": cell} for cell in cells], "nbformat": 4}
+    (tmp_path / "train.ipynb").write_text(json.dumps(document))
+    [found] = examine_source([tmp_path])[1]
+    assert (found.rule, found.line) == ("batch-clamped", 4)
+
+
+@pytest.mark.parametrize(
+    ("call", "rule"),
+    [
+        ("DataLoader(data, batch_size=8, num_workers=config.num_workers, pin_memory=config.pin_memory)", "batch-hard-coded"),
+        (
+            "DataLoader(data, batch_size=config.batch_size_per_gpu, num_workers=0, pin_memory=config.pin_memory)",
+            "workers-hard-coded",
+        ),
+        (
+            "DataLoader(data, batch_size=config.batch_size_per_gpu, num_workers=config.num_workers, pin_memory=False)",
+            "pinning-off",
+        ),
+    ],
+)
+def test_a_literal_in_the_place_of_a_setting_is_found_and_mended(tmp_path: Path, call: str, rule: str) -> None:
+    text = f"from torch.utils.data import DataLoader\nfrom config import TrainConfig\n\ndef loader(data, config: TrainConfig):\n    print(config.eval_batch_size, config.gradient_accumulation_steps, config.batch_size_per_gpu, config.num_workers, config.pin_memory)\n    return {call}\n"
+    [found] = found_in(tmp_path, config=CONFIG, train=text)
+    assert (found.rule, found.line) == (rule, 6)
+    assert found.is_safe
+    assert found.edits[0].text.startswith("config.")
+
+
+def test_a_script_without_any_setting_may_write_its_batch_down(tmp_path: Path) -> None:
+    assert found_in(tmp_path, train="loader = DataLoader(data, batch_size=8, shuffle=True)\n") == []
+
+
+def test_what_the_source_is_set_to_is_known(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        config=CONFIG,
+        train="""
+            from torch.utils.data import DataLoader
+            from config import TrainConfig
+
+            def train(config: TrainConfig, data, optimizer):
+                accumulation = max(config.gradient_accumulation_steps, 16)
+                for index, batch in enumerate(DataLoader(data, batch_size=min(config.batch_size_per_gpu, 2))):
+                    if (index + 1) % accumulation == 0:
+                        optimizer.step()
+        """,
+    )
+    found = configured(flow_of(read_project([tmp_path])))
+    assert found.batch is not None
+    assert found.accumulation is not None
+    assert (found.batch.name, found.batch.value, found.batch.line) == ("batch_size_per_gpu", 64, 5)
+    assert (found.accumulation.name, found.accumulation.value) == ("gradient_accumulation_steps", 1)
+
+
+def test_a_file_that_is_no_python_is_a_note_in_a_project(tmp_path: Path) -> None:
+    write(tmp_path, good="x = 1\n", bad="def broken(:\n")
+    project, found = examine_source([tmp_path])
+    assert found == []
+    assert any("bad.py:1" in note for note in project.notes)
