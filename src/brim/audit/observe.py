@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brim.audit.observing.blaming import blame, configured_in_source, diagnosis_of
+from brim.audit.observing.blaming import blame, diagnosis_of, with_source
 from brim.audit.observing.following import Follower
 from brim.audit.observing.running import run
 from brim.audit.observing.telling import observation
@@ -24,7 +24,7 @@ from brim.locale import _
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from brim.records.observations import Configured, Observation
+    from brim.records.observations import Observation
 
 EVENTS = "events"
 OBSERVATION = "observation.json"
@@ -74,16 +74,23 @@ def _with_source(found: Observation, files: Collection[str]) -> Observation:
     script = Path(found.script) if found.script else None
     if script is None or found.in_force is None or not script.is_file():
         return found
-    asked: Configured | None = found.configured or configured_in_source(script, found.in_force.ranks)
+    try:
+        asked = with_source(found.configured, script, found.in_force.ranks)
+    except Exception as error:  # noqa: BLE001 (as below)
+        return replace(found, notes=(*found.notes, _unaudited(error)))
     found = replace(found, configured=asked)
-    if asked is not None and not found.differs:
+    micro = found.in_force.micro_batch if found.in_force is not None else None
+    if asked is not None and not found.differs and asked.micro_batch in (None, micro):
         return found
     try:
         diagnosis = diagnosis_of(script)
     except Exception as error:  # noqa: BLE001 (hours of observation are not lost to a defect of another part)
-        text = _("The source could not be audited: {why}.").format(why=f"{type(error).__name__}: {error}")
-        return replace(found, notes=(*found.notes, text))
+        return replace(found, notes=(*found.notes, _unaudited(error)))
     return found if diagnosis is None else replace(found, blamed=tuple(blame(diagnosis, files)))
+
+
+def _unaudited(error: Exception) -> str:
+    return _("The source could not be audited: {why}.").format(why=f"{type(error).__name__}: {error}")
 
 
 def _folder_of(command: Sequence[str]) -> Path:

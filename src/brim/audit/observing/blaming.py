@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,7 @@ from brim.records.observations import Configured
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from brim.audit.source.settings import SetInSource
     from brim.records import Diagnosis, Finding
 
 BLAMED: Final = (
@@ -22,28 +24,45 @@ _MOST_FILES: Final = 200
 """A script's folder with more Python files than these is somebody's home rather than a project."""
 
 
-def configured_in_source(script: Path, ranks: int) -> Configured | None:
-    """What the script's own settings ask for, before its code changes them; None where they do not say a number."""
-    from brim.audit.source.examine import flow_of
-    from brim.audit.source.files import read_project
-    from brim.audit.source.settings import configured
-
-    try:
-        known = configured(flow_of(read_project([_target(script)])))
-    except BrimError:
-        return None
+def with_source(asked: Configured | None, script: Path, ranks: int) -> Configured | None:
+    """What was asked for, completed by the script's own settings as they are before its code changes them."""
+    if asked is not None and (asked.micro_batch is None or asked.accumulation is not None):
+        return asked
+    known = _set_in_source(script)
+    if known is None:
+        return asked
+    accumulation = known.accumulation.value if known.accumulation is not None else 1
+    if asked is not None and asked.micro_batch is not None:
+        if known.accumulation is None:
+            return asked
+        return replace(
+            asked,
+            effective_batch=asked.micro_batch * accumulation * ranks,
+            accumulation=accumulation,
+            source=f"{asked.source}, {known.accumulation.name}",
+            where=f"{known.accumulation.file}:{known.accumulation.line}",
+        )
     if known.batch is None:
         return None
-    accumulation = known.accumulation.value if known.accumulation is not None else 1
-    names = [each.name for each in (known.batch, known.accumulation) if each is not None]
     return Configured(
         effective_batch=known.batch.value * accumulation * ranks,
         micro_batch=known.batch.value,
         accumulation=accumulation,
         ranks=ranks,
-        source=", ".join(names),
+        source=", ".join(each.name for each in (known.batch, known.accumulation) if each is not None),
         where=f"{known.batch.file}:{known.batch.line}",
     )
+
+
+def _set_in_source(script: Path) -> SetInSource | None:
+    from brim.audit.source.examine import flow_of
+    from brim.audit.source.files import read_project
+    from brim.audit.source.settings import configured
+
+    try:
+        return configured(flow_of(read_project([_target(script)])))
+    except BrimError:
+        return None
 
 
 def diagnosis_of(script: Path) -> Diagnosis | None:

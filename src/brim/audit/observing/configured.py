@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from brim.locale import _
@@ -92,11 +92,13 @@ def _by_parts(clues: Clues, seen: BatchInForce | None) -> Configured | None:
     accumulation = given[accumulated][0] if accumulated else int(fact["accumulation"]) if fact else None
     if micro is None:
         return None if fact is None else _by_loader(clues, fact)
+    is_assumed = accumulation is None
     if accumulation is None:
         # Nobody says how often it accumulates. Where the micro-batch is as it was asked for, nothing speaks against what was seen.
         accumulation = seen.accumulation if seen is not None and seen.micro_batch == given[micro][0] else 1
     names = [given[name][1] for name in (micro, accumulated) if name] + ([str(fact["of"])] if fact and not accumulated else [])
-    return _product(given[micro][0], accumulation, clues.ranks, ", ".join(names), None)
+    found = _product(given[micro][0], accumulation, clues.ranks, ", ".join(names), None)
+    return replace(found, accumulation=None) if is_assumed else found
 
 
 def _by_loader(clues: Clues, fact: Event) -> Configured | None:

@@ -105,8 +105,8 @@ def check_clamps(uses: Sequence[Use]) -> Iterator[Found]:
         if use.quantity not in RULES or _is_other_work(use.module):
             continue
         for clamp in clamps_of(use):
-            key = (id(clamp.culprit.node), clamp.varied.name)
-            if key not in found or (found[key].rule.startswith("eval") and not clamp.rule.startswith("eval")):
+            key = (id(clamp.culprit.node), clamp.varied.quantity or use.quantity)
+            if key not in found or _rank(clamp) > _rank(found[key]):
                 found[key] = clamp
     clamps = list(found.values())
     ladders = [each for each in clamps if each.tiers]
@@ -118,6 +118,11 @@ def check_clamps(uses: Sequence[Use]) -> Iterator[Found]:
 def _is_other_work(module: Module) -> bool:
     text = module.source.text
     return "torch" not in text and "transformers" not in text and _OTHER_WORK.search(text) is not None
+
+
+def _rank(clamp: Clamp) -> tuple[bool, bool, bool]:
+    """Of several ways to one place, the most telling: for training, set by a user, to a number that is known."""
+    return (not clamp.rule.startswith("eval"), clamp.varied.is_the_users, clamp.varied.value is not None)
 
 
 def _is_rung_of(clamp: Clamp, ladder: Clamp) -> bool:
