@@ -150,6 +150,7 @@ def test_a_lightning_module(tmp_path: Path) -> None:
     assert (found.configured.effective_batch, found.steps) == (12, 4)
 
 
+@pytest.mark.slow
 def test_habits_of_training_loops(tmp_path: Path) -> None:
     """One after another in one process; each line below is what one of them must show."""
     found = watched(tmp_path, "zoo.py")

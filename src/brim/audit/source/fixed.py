@@ -49,6 +49,7 @@ class Relations:
                 if target is not None:
                     direct.add(target.name)
             self._below[module.name] = direct
+        self._programs: dict[str, set[str]] = {}
         self._closed = {name: self._closure(name) for name in self._below}
 
     def _closure(self, name: str) -> set[str]:
@@ -63,7 +64,7 @@ class Relations:
 
     def are_of_one_program(self, one: Module, other: Module) -> bool:
         """Whether some file imports both, or one the other."""
-        return any({one.name, other.name} <= below for below in self._closed.values())
+        return other.name in self.program_of(one)
 
     def imports(self, one: Module, other: Module, *, directly: bool = False) -> bool:
         """Whether one file imports the other, or what imports it."""
@@ -71,7 +72,11 @@ class Relations:
 
     def program_of(self, module: Module) -> set[str]:
         """The names of all modules that run together with this one."""
-        return {name for below in self._closed.values() if module.name in below for name in below}
+        known = self._programs.get(module.name)
+        if known is None:
+            known = {name for below in self._closed.values() if module.name in below for name in below}
+            self._programs[module.name] = known
+        return known
 
 
 def check_fixed(flow: Flow) -> Iterator[Found]:

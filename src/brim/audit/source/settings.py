@@ -44,8 +44,10 @@ def _set_to(flow: Flow, quantity: Quantity) -> SetTo | None:
     taken = [use for use in flow.uses if use.quantity == quantity and not use.is_for_evaluation and _is_taken(use)]
     candidates = [each for use in taken for each in settings_in(use.term) if each.quantity == quantity and _number(each)]
     candidates += [each for each in flow.settings() if each.quantity == quantity and each.is_the_users and _number(each)]
-    # What a user is meant to set comes before a number that somebody wrote into the code.
-    chosen = next((each for each in candidates if each.is_the_users), candidates[0] if candidates else None)
+    # What a user is meant to set comes before a number that somebody wrote into the code, which for the accumulation does not count.
+    chosen = next((each for each in candidates if each.is_the_users), None)
+    if chosen is None and quantity == "batch":
+        chosen = candidates[0] if candidates else None
     if chosen is None:
         return None
     file, line = chosen.set_at or (chosen.module.source.file, getattr(chosen.node, "lineno", 1))
