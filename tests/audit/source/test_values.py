@@ -320,3 +320,42 @@ def test_a_file_that_is_no_python_is_a_note_in_a_project(tmp_path: Path) -> None
     project, found = examine_source([tmp_path])
     assert found == []
     assert any("bad.py:1" in note for note in project.notes)
+
+
+@pytest.mark.parametrize("division", ["64 // args.batch_size", "TARGET // args.batch_size", "args.total // args.batch_size"])
+def test_an_accumulation_that_is_divided_down_is_found_whatever_is_divided(tmp_path: Path, division: str) -> None:
+    [found] = found_in(
+        tmp_path, train=f"TARGET = 64\ndef plan(args):\n    accumulation_steps = {division}\n    return accumulation_steps\n"
+    )
+    assert (found.rule, found.line) == ("accumulation-floored", 3)
+
+
+def test_a_function_that_is_only_handed_on_is_read_too(tmp_path: Path) -> None:
+    text = """
+        def main(args, data, tokenizer):
+            def encode(row):
+                return tokenizer(row["text"], truncation=True, max_length=min(args.max_length, 512))
+
+            return data.map(encode)
+    """
+    [found] = found_in(tmp_path, train=text)
+    assert (found.rule, found.line) == ("length-clamped", 3)
+
+
+def test_a_config_that_is_handed_over_is_known_without_an_import(tmp_path: Path) -> None:
+    found = found_in(
+        tmp_path,
+        config=CONFIG,
+        data="""
+            from torch.utils.data import DataLoader
+
+            def loaders(data, config):
+                print(config.pin_memory, config.gradient_accumulation_steps)
+                train = DataLoader(data, batch_size=config.batch_size_per_gpu, num_workers=0, pin_memory=config.pin_memory)
+                return train, DataLoader(data, batch_size=config.eval_batch_size)
+        """,
+        main="from config import TrainConfig\nfrom data import loaders\n\nif __name__ == '__main__':\n    loaders([], TrainConfig())\n",
+    )
+    assert [(Path(each.file).name, each.line, each.rule, each.is_safe) for each in found] == [
+        ("data.py", 5, "workers-hard-coded", True)
+    ]

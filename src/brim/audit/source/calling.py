@@ -156,6 +156,9 @@ class Calls(Statements):
         self.running.append(function)
         try:
             self.block(function.body, inner)
+            for nested in inner.nested:  # handed to `map` or a loader, perhaps
+                if nested.function not in self.executed:
+                    self.run(nested, [], {}, nested.function, inner)
         finally:
             self.running.pop()
         return _combined(inner, unknown)

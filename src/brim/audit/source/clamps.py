@@ -241,11 +241,17 @@ def _is_about_the_machine(condition: Term) -> bool:
     return any(
         isinstance(each, Apply)
         and each.what in _COMPARISONS
-        and any(isinstance(side, Constant) or (isinstance(side, Setting) and side.kind == "constant") for side in each.operands)
+        and any(_is_number(side) for side in each.operands)
         and any(_is_of_the_machine(side) for side in each.operands)
         for each in walk(condition)
         if not isinstance(each, Opaque)
     )
+
+
+def _is_number(term: Term) -> bool:
+    """Whether a term stands in the code as a number or text: `8`, `8 * 1024**3`, `LOW_MEMORY`."""
+    leaves = [each for each in walk(term) if not each.parts()]
+    return all(isinstance(each, Constant) or (isinstance(each, Setting) and each.kind == "constant") for each in leaves)
 
 
 def _is_of_the_machine(term: Term, depth: int = 0) -> bool:

@@ -45,11 +45,13 @@ def _floored(use: Use, seen: set[int]) -> Iterator[Found]:
             division = term.operands[0]
         if division is None or len(division.operands) != 2:
             continue
-        above = [each.name for each in settings_in(division.operands[0]) if each.quantity == "effective-batch"]
+        above = [each.name for each in settings_in(division.operands[0]) if each.quantity in {"effective-batch", "batch"}]
         below = [each for each in settings_in(division.operands[1]) if each.quantity == "batch"]
-        names = above or [each.text for each in walk(division.operands[0]) if isinstance(each, Opaque) and "batch" in each.text]
-        if not names or not (below or above) or _is_checked(term):
+        is_wanted = any(each.quantity == "effective-batch" for each in settings_in(division.operands[0]))
+        if not (below or is_wanted) or _is_checked(term):
             continue
+        node = division.operands[0].node
+        names = above or [term.module.text_of(node) if isinstance(node, ast.expr) else _("the batch that is wanted")]
         seen.add(id(term.node))
         yield _floored_found(term, names[0], below[0] if below else None)
 
@@ -86,7 +88,7 @@ def _ceil_of_floor(module: Module) -> Iterator[Found]:
             continue
         left, right = module.text_of(inner.left), module.text_of(inner.right)
         text = _("`{code}` rounds down before it rounds up: the last, smaller batch is not counted.")
-        row = InForce(setting=f"{left}, {right}", set="10, 4: 3", in_force=2)
+        row = InForce(setting=_("steps"), set=3, in_force=2, when=f"{left} = 10, {right} = 4")
         yield module.found(
             "steps-miscounted",
             call,

@@ -127,7 +127,8 @@ def _is_at_hand(definition: Definition, module: Module, relations: Relations, fl
     siblings |= _field_names(definition)
     read = {each.attr for each in ast.walk(module.tree) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load)}
     has_config = any(is_config_name(each.id) for each in ast.walk(module.tree) if isinstance(each, ast.Name))
-    if has_config and len(siblings & read) >= 1 and relations.imports(module, definition.module):
+    known = len(siblings & read)
+    if has_config and (known >= 2 or (known == 1 and relations.imports(module, definition.module))):
         return True
     return relations.imports(definition.module, module, directly=True) and "__main__" in definition.module.source.text
 

@@ -338,9 +338,19 @@ def _counts_the_loop(window: Window, chain: tuple[ast.AST, ...]) -> bool:
 
 
 def _holds_at_the_end(test: ast.expr) -> bool:
-    """Whether a condition also speaks of the last batch."""
-    joined = [each for each in ast.walk(test) if isinstance(each, ast.BoolOp)]
-    return any(_LAST.search(ast.unparse(value)) for each in joined for value in each.values)
+    """Whether a condition also speaks of the last batch: `or i + 1 == batches`, `or is_last`."""
+    joined = [value for each in ast.walk(test) if isinstance(each, ast.BoolOp) for value in each.values]
+    return any(_LAST.search(ast.unparse(value)) or _is_reached(value) for value in joined)
+
+
+def _is_reached(value: ast.expr) -> bool:
+    """A comparison with a name, which may well be the number of batches; `% n == 0` is none."""
+    if not isinstance(value, ast.Compare) or not isinstance(value.ops[0], ast.Eq | ast.GtE):
+        return False
+    sides = (value.left, *value.comparators)
+    return not any(
+        isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mod) for side in sides for each in ast.walk(side)
+    ) and all(any(isinstance(each, ast.Name | ast.Attribute) for each in ast.walk(side)) for side in sides)
 
 
 _last: tuple[weakref.ref[Project], int, Model] | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from brim.audit.source.module import Function, Module
-from brim.audit.source.terms import Term
+from brim.audit.source.terms import FunctionRef, Term
 
 K = TypeVar("K")
 
@@ -67,3 +67,5 @@ class Frame:
     """Of the branches around the place that has been reached: what must hold, and the `if`."""
     results: list[tuple[tuple[tuple[Term, ast.AST], ...], Term]] = field(default_factory=list)
     """What it returns: under which conditions, and what."""
+    nested: list[FunctionRef] = field(default_factory=list)
+    """Functions that are defined in it: some are only handed on, and never called by name."""

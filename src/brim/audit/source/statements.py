@@ -265,7 +265,10 @@ class Statements(Expressions):
     _do_continue = _do_break = _do_raise
 
     def _do_functiondef(self, node: Function, frame: Frame) -> End:
-        frame.state.names[node.name] = FunctionRef(frame.module, node, node, None, frame.state.names)
+        reference = FunctionRef(frame.module, node, node, None, frame.state.names)
+        frame.state.names[node.name] = reference
+        if frame.function is not None:
+            frame.nested.append(reference)
         return None
 
     _do_asyncfunctiondef = _do_functiondef
