@@ -51,10 +51,10 @@ CASES: list[Any] = [
     pytest.param(
         {"model_type": "opt", **COMMON, "ffn_dim": 96, "word_embed_proj_dim": 64, "max_position_embeddings": 4096}, GPU, {}, id="opt", marks=SLOW
     ),
-    pytest.param({"model_type": "bloom", "hidden_size": 64, "n_layer": 6, "n_head": 4, "vocab_size": 211}, GPU, {"attention": "eager"}, id="bloom"),
+    pytest.param({"model_type": "bloom", "hidden_size": 64, "n_layer": 6, "n_head": 4, "vocab_size": 211}, GPU, {"attention": "eager"}, id="bloom", marks=SLOW),
     pytest.param({"model_type": "falcon", **COMMON}, GPU, {"precision": "bf16"}, id="falcon", marks=SLOW),
     pytest.param(MIXTRAL, GPU, {"precision": "bf16"}, id="mixtral", marks=SLOW),
-    pytest.param(T5, GPU, {"task": "seq2seq"}, id="t5"),
+    pytest.param(T5, GPU, {"task": "seq2seq"}, id="t5", marks=SLOW),
     pytest.param(T5, GPU, {"task": "seq2seq", "target_length": 64, "checkpointing": "full"}, id="t5, short targets", marks=SLOW),
     pytest.param(BART, GPU, {"task": "seq2seq"}, id="bart", marks=SLOW),
     pytest.param({"model_type": "bert", **COMMON, "max_position_embeddings": 4096}, GPU, {"task": "classification"}, id="bert", marks=SLOW),

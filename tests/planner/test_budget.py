@@ -72,6 +72,7 @@ def test_on_the_cpu_the_cost_is_the_estimate_at_any_shape(folder: Path) -> None:
     assert found.cost_of(1, 72) == pytest.approx(needed(model, 1, 72, **ON_CPU), rel=MOST_UNDERSTATED)
 
 
+@pytest.mark.slow
 def test_on_a_gpu_the_cost_is_the_estimate_within_what_the_allocator_rounds() -> None:
     model = "qwen2.5-0.5b"
     found = made(model, **ON_T4)

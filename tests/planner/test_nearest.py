@@ -45,6 +45,7 @@ def test_missing_bytes_are_what_the_smallest_configuration_lacks(llama: str) -> 
     assert missing_bytes(short) == 1
 
 
+@pytest.mark.slow
 def test_every_answer_fits_when_its_flags_are_typed_and_a_shorter_sequence_is_the_longest_that_does(llama: str) -> None:
     asked: dict[str, Any] = {"memory": "900MiB", "gpu": "t4", "seq_len": 4096, "effective_batch": 8}
     request = make_request(llama, **asked)

@@ -38,6 +38,7 @@ def test_a_classifier_has_no_logits_over_the_vocabulary_and_needs_less() -> None
     assert qa["recommended_batch_size"] == generation["recommended_batch_size"]
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_there_is_no_size_and_no_accumulation() -> None:
     found = recommend_batch_size("70b", 16, "generation")
     assert found["recommended_batch_size"] == 0

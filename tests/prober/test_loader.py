@@ -86,6 +86,7 @@ def test_workers_that_only_wait_may_share_a_core_and_a_slow_loader_gets_all_that
     assert settings.reasons[1].startswith("The 2 cores hold num_workers at 4: ")
 
 
+@pytest.mark.slow
 def test_with_eight_cores_the_same_items_are_hidden() -> None:
     settings = tuned(Slow(0.04), batch_size=2, step_seconds=STEP / 2)
     assert 3 <= settings.num_workers <= 9

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from brim.audit.source.module import calls_of, keyword_of, last_name
-from brim.audit.source.terms import Apply, Opaque, Setting, settings_in, walk
+from brim.audit.source.terms import Apply, Setting, settings_in, walk
 from brim.locale import _
 from brim.records.findings import InForce
 
