@@ -86,9 +86,11 @@ def check_dead_argument(module: Module, project: Project) -> Iterator[Found]:
     """An argument that the installed release refuses, or that another one silently overrules."""
     for call in _training_arguments(module, project):
         renamed = {**_BATCH, **_RENAMED, **(_OF_TRL if (module.dotted(call.func) or "").endswith("SFTConfig") else {})}
-        for given in _given(call, module):
+        every = list(_given(call, module))
+        for given in every:
             if given.name in renamed or given.name in _GONE:
-                yield _dead(given, renamed.get(given.name), module)
+                now = renamed.get(given.name)
+                yield _dead(given, now, next((each for each in every if each.name == now), None), module)
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,8 @@ class _Given:
     node: ast.keyword | ast.expr
 
 
-def _dead(given: _Given, now: str | None, module: Module) -> Found:
+def _dead(given: _Given, now: str | None, other: _Given | None, module: Module) -> Found:
+    """`other`: the argument of today, where it is given too."""
     name = given.name
     if name in _BATCH:
         message = _(
@@ -111,12 +114,25 @@ def _dead(given: _Given, now: str | None, module: Module) -> Found:
     else:
         message = _("{name} no longer exists: transformers 5 stops with a TypeError.")
     edits: tuple[Edit, ...] = ()
-    if name in _PLAIN and now is not None:
+    if other is not None:
+        edits = _without(given, module)
+    elif name in _PLAIN and now is not None:
         is_keyword = isinstance(given.node, ast.keyword)
         edits = (module.replace(given.node, f"{now}={module.text_of(given.value)}" if is_keyword else repr(now)),)
     severity: Severity = "high" if name in _HIGH else "medium"
     text = message.format(name=name, now=now)
-    return module.found("dead-argument", given.node, text, severity=severity, edits=edits, is_safe=bool(edits))
+    # Which of two values was meant is not for us to say.
+    is_plain = other is None or ast.dump(other.value) == ast.dump(given.value)
+    return module.found("dead-argument", given.node, text, severity=severity, edits=edits, is_safe=bool(edits) and is_plain)
+
+
+def _without(given: _Given, module: Module) -> tuple[Edit, ...]:
+    """Takes the argument away where it has its lines to itself; elsewhere a comma would have to go, or a comment."""
+    first, last = given.node.lineno, given.value.end_lineno or given.node.lineno
+    whole = module.lines[first - 1 : last]
+    start, end = module.column(first, given.node.col_offset), module.column(last, given.value.end_col_offset or 0)
+    is_alone = not whole[0][:start].strip() and whole[-1][end:].strip() == ","
+    return (module.delete_lines(first, last),) if is_alone else ()
 
 
 def _training_arguments(module: Module, project: Project) -> Iterator[ast.Call]:

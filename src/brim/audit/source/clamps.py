@@ -28,7 +28,7 @@ from brim.audit.source.terms import (
     settings_in,
     walk,
 )
-from brim.locale import _
+from brim.locale import _, sentences
 from brim.records.findings import InForce
 
 if TYPE_CHECKING:
@@ -330,7 +330,7 @@ def _message(clamp: Clamp) -> str:
     name = clamp.varied.name
     if clamp.tiers:
         text = _("{setting} depends on the machine here, not only on what you set.").format(setting=name)
-        return f"{text} {own}".strip()
+        return sentences(text, own)
     results = {
         evaluate(clamp.culprit, clamp.varied, value) for value in dense(clamp.use.quantity)
         if evaluate(clamp.culprit, clamp.varied, value) != value
@@ -343,10 +343,9 @@ def _message(clamp: Clamp) -> str:
             if below
             else _("`{code}` pushes {setting} up: it is never below {bound}.")
         )
-        return f"{text.format(code=code, setting=name, bound=bound)} {own}".strip()
-    return (
-        f"{_('`{code}` changes {setting}: what you set is not what is in force.').format(code=code, setting=name)} {own}".strip()
-    )
+        return sentences(text.format(code=code, setting=name, bound=bound), own)
+    text = _("`{code}` changes {setting}: what you set is not what is in force.")
+    return sentences(text.format(code=code, setting=name), own)
 
 
 def _code(clamp: Clamp) -> str:
