@@ -12,8 +12,7 @@ from brim.audit.source.examine import examine_source
 from brim.audit.source.files import notebook
 
 CORPUS = Path(__file__).parent / "corpus"
-NOT_SEEN = {("allowed_sizes.py", "batch-clamped")}
-"""The largest of a list of allowed sizes that is not above the setting: doctor does not follow comprehensions."""
+NOT_SEEN: set[tuple[str, str]] = set()
 
 
 def _programs(kind: str) -> list[Path]:

@@ -282,3 +282,24 @@ def test_every_patched_file_parses(tmp_path: Path) -> None:
     path.write_bytes(CODE)
     (change,) = mend(unclamp(path), paths=(path,)).changes
     ast.parse(change.after)
+
+
+@pytest.mark.parametrize("name", ["train.py", "train.ipynb"])
+def test_what_parses_and_does_not_compile_is_not_written(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    code = "make(old=1, new=2)\n"
+    cell = {"cell_type": "code", "metadata": {}, "outputs": [], "source": code}
+    path.write_text(code if name.endswith(".py") else json.dumps({"cells": [cell], "nbformat": 4}, indent=1) + "\n")
+    twice = found(str(path), 1, edits=(edit(str(path), 1, 5, 8, "new"),), is_safe=True)
+    mending = mend(twice, paths=(path,))
+    assert not mending.changes
+    assert len(mending.left) == 1
+    assert patch_of(twice.edits, desk_of(path)) is None
+
+
+def test_await_at_the_top_of_a_cell_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "train.ipynb"
+    cell = {"cell_type": "code", "metadata": {}, "outputs": [], "source": "await load(size=min(8, 2))\n"}
+    path.write_text(json.dumps({"cells": [cell], "nbformat": 4}, indent=1) + "\n")
+    one = found(str(path), 1, edits=(edit(str(path), 1, 16, 25, "8"),), is_safe=True)
+    assert mend(one, paths=(path,)).changes

@@ -51,7 +51,7 @@ SURFACE = {
     ],
     "doctor": [
         "--config", "--diff", "--explain", "--fail-on", "--fix", "--format", "--gpu", "--gpus", "--help", "--ignore", "--json", "--lang",
-        "--model", "--no-predict", "--only", "--output", "--predict", "--rules", "--yes", "-h", "-o", "targets",
+        "--model", "--no-predict", "--only", "--output", "--predict", "--rules", "--seq-len", "--yes", "-h", "-o", "targets",
     ],
     "observe": ["--config", "--effective-batch", "--help", "--json", "--lang", "--no-source", "--output", "-h", "-o", "words"],
     "models": ["--config", "--help", "--json", "--lang", "--search", "--task", "--trust-remote-code", "-h", "name"],

@@ -62,6 +62,24 @@ def _fell_and_rose(x: float, _step: int, _count: int, rng: random.Random) -> flo
     return level + rng.gauss(0, 0.02)
 
 
+def _fell_and_rose_less(x: float, _step: int, _count: int, rng: random.Random) -> float:
+    """As from 11 to 6, and back to 8."""
+    return (1 - 1.52 * x if x < 0.3 else min(0.545 + 0.36 * (x - 0.3), 0.73)) + rng.gauss(0, 0.01)
+
+
+def _harder_at_the_end(x: float, _step: int, _count: int, rng: random.Random) -> float:
+    return 0.5 + 0.5 * math.exp(-10 * x) + (0.11 if x > 0.66 else 0.0) + rng.gauss(0, 0.02)
+
+
+def _lognormal(end: float, spread: float) -> Curve:
+    return lambda x, _step, _count, rng: (end + (1 - end) * math.exp(-10 * x)) * math.exp(rng.gauss(-(spread**2) / 2, spread))
+
+
+def _about_zero(x: float, _step: int, _count: int, rng: random.Random) -> float:
+    """What GRPO reports."""
+    return 0.005 * x + rng.gauss(0, 0.02)
+
+
 def _blow_up_at_the_end(x: float, step: int, count: int, rng: random.Random) -> float:
     return 25.0 if step >= count - 5 else 0.5 + 0.5 * math.exp(-6 * x) + rng.gauss(0, 0.02)
 
@@ -79,12 +97,17 @@ CURVES = [
     pytest.param("keep", _warm_up_bump, id="rises in warm-up first"),
     pytest.param("oscillates", _zigzag, id="zigzag"),
     pytest.param("oscillates", _wave, id="waves"),
-    pytest.param("oscillates", _straight(0.85, 0.3), id="noise as large as the fall"),
+    pytest.param("keep", _straight(0.85, 0.3), id="noise without memory as large as the fall"),
+    pytest.param("keep", _lognormal(0.8, 0.3), id="small batches of mixed sequences"),
+    pytest.param("keep", _lognormal(0.75, 0.45), id="batches of one sequence"),
+    pytest.param("keep", _about_zero, id="a loss about zero"),
     pytest.param("crawls", _straight(0.97, 0.0), id="a slow straight line"),
     pytest.param("crawls", _straight(0.96, 0.01), id="a slow straight line with noise"),
     pytest.param("crawls", _straight(1.0, 0.03), id="never falls"),
     pytest.param("diverges", _explosion, id="explodes"),
     pytest.param("diverges", _fell_and_rose, id="falls and rises again"),
+    pytest.param("diverges", _fell_and_rose_less, id="falls and rises again by less"),
+    pytest.param("keep", _harder_at_the_end, id="harder data at the end"),
     pytest.param("diverges", _straight(1.4, 0.02), id="rises"),
     pytest.param("diverges", _blow_up_at_the_end, id="explodes in the last steps"),
 ]

@@ -32,7 +32,7 @@ def step_of(number: int, **changes: Any) -> LedgerEntry:
     )
     entry = LedgerEntry(
         step=number, epoch=number / 6, promised_sequences=len(ids), sequence_ids=ids, sequences=len(ids),
-        tokens=int(LENGTHS[list(ids)].sum()), padded_tokens=sum(one.sequences * one.length for one in slices), supervised_tokens=7,
+        tokens=int(LENGTHS[list(ids)].sum()), padded_tokens=sum(one.sequences * (one.length or 0) for one in slices), supervised_tokens=7,
         slices=slices, compute_seconds=0.1, wait_seconds=0.01, loss=1 / number, peak_allocated_bytes=100 + number,
     )  # fmt: skip
     return dataclasses.replace(entry, **changes)

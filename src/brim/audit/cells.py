@@ -36,6 +36,12 @@ def is_python(file: str) -> bool:
     return Path(file).suffix.lower() in {".py", ".pyw"}
 
 
+def compiles(code: str | bytes) -> None:
+    """Raise where Python would not take it. A keyword that stands twice parses and does not compile; `await` may stand in a cell."""
+    flags = 0 if isinstance(code, bytes) else ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    compile(code, "<patched>", "exec", flags=flags, dont_inherit=True)
+
+
 def cell_of(source: Source, line: int) -> int | None:
     """The code cell that a line of the notebook's code stands in, from 1; None for other files."""
     return max(1, bisect_right(source.cells, line)) if source.cells else None
@@ -54,7 +60,7 @@ class Notebook:
         for cell in _code_cells(json.loads(text)):
             code = "".join(cell.get("source", ""))
             if not code.lstrip().startswith("%%"):
-                ast.parse(_MAGIC.sub(r"\1pass", code))
+                compiles(_MAGIC.sub(r"\1pass", code))
 
     def edited(self, edits: Sequence[Edit]) -> str:
         """The file with the edits made."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _LANGUAGES: Final = {".py": "python", ".ipynb": "python", ".sh": "sh", ".json": "json", ".jsonl": "json", ".toml": "toml"}
 _LEDGER_LINES: Final = 2
+_ALWAYS: Final = frozenset({"kind", "step", "effective_batch", "memory_limit_bytes", "learning_rate"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,8 @@ class Explanation:
     rule: str
     group: Group
     severity: Severity
+    also: str
+    """When a finding has another severity; empty: never."""
     title: str
     why: str
     mend: str
@@ -53,43 +57,68 @@ def _explained(rule: Rule) -> Explanation:
         rule=rule.name,
         group=rule.group,
         severity=rule.severity,
+        also=_(rule.also),
         title=_(rule.title),
         why=_(rule.why),
         mend=_(rule.mend),
-        bad=_files(rule.bad, rule.example_name),
-        good=_files(rule.good, rule.example_name),
+        bad=_files(rule.bad, rule),
+        good=_files(rule.good, rule),
         sources=rule.sources,
     )
 
 
 def as_markdown(rule: Rule) -> str:
     """The body of a rule's page, in English: why, wrong, right, mend, sources. Editors show it beside a finding too."""
+    left_out = " (what is alike in both ledgers is left out)" if rule.example_name.endswith(".jsonl") else ""
     parts = [
         rule.why,
-        "Wrong:",
-        *_fenced(rule.bad, rule.example_name),
+        f"Wrong{left_out}:",
+        *_fenced(rule.bad, rule),
         "Right:",
-        *_fenced(rule.good, rule.example_name),
+        *_fenced(rule.good, rule),
         f"Mend: {rule.mend}",
         "Sources:\n" + "\n".join(f"- <{address}>" for address in rule.sources),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _files(example: str, name: str) -> dict[str, str]:
-    """The files of an example; of a ledger its beginning and its end, since its steps are much alike."""
-    return {file: _shortened(text) if file.endswith(".jsonl") else text for file, text in files_of(example, name).items()}
+def _files(example: str, rule: Rule) -> dict[str, str]:
+    """The files of an example; of a ledger its beginning and its end, since its steps are much alike, and what the rule is about."""
+    files = files_of(example, rule.example_name)
+    return {file: _shortened(text, _telling(rule)) if file.endswith(".jsonl") else text for file, text in files.items()}
 
 
-def _shortened(ledger: str) -> str:
-    lines = ledger.splitlines()
+def _telling(rule: Rule) -> frozenset[str]:
+    """The fields of a ledger's lines that differ between wrong and right, and those without which a line cannot be read."""
+    wrong, right = _values(rule.bad), _values(rule.good)
+    return _ALWAYS | {name for name in (*wrong, *right) if wrong.get(name) != right.get(name)}
+
+
+def _values(ledger: str) -> dict[str, set[str]]:
+    """Every value that a field has in some line."""
+    found: dict[str, set[str]] = {}
+    for line in ledger.splitlines():
+        for name, value in (json.loads(line) if line.startswith("{") else {}).items():
+            found.setdefault(name, set()).add(json.dumps(value))
+    return found
+
+
+def _shortened(ledger: str, fields: frozenset[str]) -> str:
+    lines = [_short_line(json.loads(line), fields) if line.startswith("{") else line for line in ledger.splitlines()]
     kept = lines if len(lines) <= 2 * _LEDGER_LINES else [*lines[:_LEDGER_LINES], "...", *lines[-_LEDGER_LINES:]]
     return "\n".join(kept) + "\n"
 
 
-def _fenced(example: str, name: str) -> list[str]:
+def _short_line(line: dict[str, Any], fields: frozenset[str]) -> str:
+    kept = {name: value for name, value in line.items() if name in fields}
+    if any("gradient_square" in one for one in kept.get("slices", ())):
+        kept["slices"] = [{name: one[name] for name in ("items", "gradient_square")} for one in kept["slices"]]
+    return json.dumps(kept)
+
+
+def _fenced(example: str, rule: Rule) -> list[str]:
     """The files of an example as blocks of code, with their names where there are several."""
-    files = _files(example, name)
+    files = _files(example, rule)
     blocks = []
     for file, text in files.items():
         language = _LANGUAGES.get(Path(file).suffix.lower(), "yaml")

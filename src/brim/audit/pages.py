@@ -39,7 +39,8 @@ def write_pages(folder: str | Path) -> int:
 def _page(rule: Rule) -> str:
     # JSON has no comments.
     way = f"`--ignore {rule.name}`" if rule.example_name.endswith((".json", ".jsonl")) else f"`# brim: ignore[{rule.name}]`"
-    facts = f"Group: {rule.group}. Severity: {rule.severity}. Hold it back with {way}."
+    also = f" {rule.also}" if rule.also else ""
+    facts = f"Group: {rule.group}. Severity: {rule.severity}.{also} Hold it back with {way}."
     return f"{_MARK}\n\n# {rule.name}\n\n**{rule.title}.**\n\n{facts}\n\n{as_markdown(rule)}"
 
 

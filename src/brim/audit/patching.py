@@ -6,7 +6,6 @@ parse is not written, and several files are written all or not at all.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import difflib
 import io
@@ -18,11 +17,11 @@ import tempfile
 import tokenize
 import tomllib
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from brim.audit.cells import Notebook, is_python
+from brim.audit.cells import Notebook, compiles, is_python
 from brim.audit.editing import CannotMend, bare, edited, split_lines
 from brim.audit.found import Found
 from brim.errors import RunError
@@ -53,11 +52,17 @@ class Change:
     file: str
     before: Original
     after: bytes
+    name: str = ""
+    """What the diff calls the file, where that is not its path as it is shown."""
 
     @property
     def diff(self) -> str:
         """The change as a unified diff, for `git apply` and `patch -p1`."""
-        return unified(self.file, self.before.text, self.after.decode(self.before.encoding))
+        return unified(self.name or self.file, self.before.text, self.after.decode(self.before.encoding))
+
+    def below(self, root: Path) -> Change:
+        """The same change, its file named from a folder that it lies in."""
+        return replace(self, name=_absolute(self.file).relative_to(root).as_posix())
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,24 @@ def unified(file: str, before: str, after: str) -> str:
     old, new = ([line for line in re.split(r"(?<=\n)", text) if line] for text in (before, after))
     lines = difflib.unified_diff(old, new, *_names(file))
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def root_of(files: Iterable[str]) -> Path:
+    """The folder that a diff's paths are relative to: the one that we are in, if all files lie in it, else that of their repository.
+
+    git refuses paths with `..` in them, and passes over files outside of the folder that it is called in.
+    """
+    here = Path.cwd()
+    paths = [_absolute(file) for file in files]
+    if all(here in path.parents for path in paths):
+        return here
+    shared = Path(os.path.commonpath([path.parent for path in paths]))
+    return next((folder for folder in (shared, *shared.parents) if (folder / ".git").exists()), shared)
+
+
+def _absolute(file: str) -> Path:
+    """Without `..`, and with its links as they are: git does not follow them."""
+    return Path(os.path.normpath(Path.cwd() / file))
 
 
 def patch_of(edits: Sequence[Edit], desk: Desk) -> str | None:
@@ -252,8 +275,8 @@ def _parse_yaml(text: str, _data: bytes) -> None:
 
 
 _PARSERS: Final[dict[str, Callable[[str, bytes], Any]]] = {
-    ".py": lambda _text, data: ast.parse(data),
-    ".pyw": lambda _text, data: ast.parse(data),
+    ".py": lambda _text, data: compiles(data),
+    ".pyw": lambda _text, data: compiles(data),
     ".ipynb": lambda text, _data: Notebook.check(text),
     ".json": lambda text, _data: json.loads(text),
     ".toml": lambda text, _data: tomllib.loads(text.replace("\r\n", "\n")),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Final
 
 from brim.audit.rules import RULES
-from brim.cli._output import grid, indented, is_terminal, show
-from brim.locale import _, sentences
+from brim.cli._output import grid, indented, is_terminal, line_width, show
+from brim.locale import _
 from brim.records.findings import SEVERITIES
 
 if TYPE_CHECKING:
@@ -22,12 +23,18 @@ _STYLES: Final = {"high": "bold red", "medium": "yellow", "low": "cyan"}
 _CODE_LINES: Final = 5
 _DIFF_LINES: Final = 12
 _ROWS: Final = 12
+_INDENT: Final = 5
+_BEYOND: Final = 30
+"""Characters of code before a change that tell where it is."""
 
 
 def show_diagnosis(diagnosis: Diagnosis) -> None:
-    """The whole answer: findings by group, the group with the costliest one first."""
+    """The whole answer: findings by group, the group with the costliest one first, and that one named again at the end.
+
+    A terminal shows the bottom of what is long.
+    """
     groups: dict[str, list[Finding]] = {}
-    for finding in diagnosis.findings:
+    for finding in sorted(diagnosis.findings, key=lambda each: SEVERITIES.index(each.severity)):
         groups.setdefault(RULES[finding.rule].group, []).append(finding)
     for group, findings in groups.items():
         show(_styled(f"{_heading(group)} ({len(findings)})", "bold"), "")
@@ -35,6 +42,8 @@ def show_diagnosis(diagnosis: Diagnosis) -> None:
             show(*_finding(finding), "")
     if diagnosis.notes:
         show(*(_("Note: {text}").format(text=printable(text)) for text in diagnosis.notes), "")
+    if diagnosis.findings:
+        show(_costliest(diagnosis))
     show(_tally(diagnosis))
     if diagnosis.findings:
         show(grid(_next(diagnosis)))
@@ -43,7 +52,8 @@ def show_diagnosis(diagnosis: Diagnosis) -> None:
 def show_explanation(told: Explanation) -> None:
     """One rule."""
     show(_styled(told.rule, "bold"), f"{told.title}.", "")
-    show(_("Group: {group}. Severity: {severity}.").format(group=_heading(told.group), severity=told.severity), "")
+    facts = _("Group: {group}. Severity: {severity}.").format(group=_heading(told.group), severity=told.severity)
+    show(*([facts, told.also] if told.also else [facts]), "")
     show(told.why, "")
     for heading, files in ((_("Wrong:"), told.bad), (_("Right:"), told.good)):
         show(heading)
@@ -70,6 +80,13 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text.expandtabs(4))
 
 
+def cut(text: str, columns: int) -> str:
+    """A line that is no longer than the screen is wide. All of it is in the file, in the JSON and in what --diff prints."""
+    from rich.cells import cell_len, set_cell_size
+
+    return text if cell_len(text) <= columns else set_cell_size(text, columns - 1).rstrip() + "…"
+
+
 def _heading(group: str) -> str:
     return {
         "batch": _("Batch size"),
@@ -86,9 +103,9 @@ def _heading(group: str) -> str:
 def _finding(finding: Finding) -> list[RenderableType]:
     """Where, what, the code, what is in force, the patch."""
     parts: list[RenderableType] = [_head(finding), *(indented(printable(line)) for line in finding.message.splitlines())]
-    if finding.code:
+    if finding.code and not _is_in_patch(finding):
         parts += _code(finding.code, finding.line)
-    if finding.in_force:
+    if any(row.in_force is not None for row in finding.in_force):
         parts.append(_rows(finding.in_force))
     if finding.patch:
         parts += _patch(finding)
@@ -129,7 +146,7 @@ def _rows(rows: Sequence[InForce]) -> RenderableType:
     if has_conditions:
         made.add_column(_("When"), overflow="fold")
     for row in rows[:_ROWS]:
-        cells = [printable(row.setting), _value(row.set), _value(row.in_force, unknown="?")]
+        cells = [printable(row.setting), _value(row.set), _value(row.in_force, unknown=_("not known"))]
         made.add_row(*cells, *([printable(row.when)] if has_conditions else []))
     if len(rows) > _ROWS:
         made.add_row("...")
@@ -140,31 +157,64 @@ def _value(value: object, *, unknown: str = "-") -> str:
     return unknown if value is None else printable(str(value))
 
 
-def _patch(finding: Finding) -> list[RenderableType]:
-    """The lines that go and come, without what stands around them."""
-    assert finding.patch is not None
-    changed: list[RenderableType] = []
-    for line in finding.patch.splitlines():
+def _is_in_patch(finding: Finding) -> bool:
+    """Whether the patch, as it is shown, takes away all lines that the finding is about: then they are read there, once."""
+    return {f"-{line}" for line in finding.code.split("\n")} <= set(_changed(finding)[:_DIFF_LINES])
+
+
+def _changed(finding: Finding) -> list[str]:
+    """The lines that go and come, without what stands around them; of another file than the finding's, its name before them."""
+    changed: list[str] = []
+    for line in (finding.patch or "").splitlines():
         if line.startswith("+++ b/"):
             file = line.removeprefix("+++ b/").rstrip("\t")
-            if file != finding.file.lstrip("/"):
-                changed.append(_line(f"    {printable(file)}"))
+            changed += [] if file == finding.file.lstrip("/") else [file]
         elif line.startswith(("+", "-")) and not line.startswith("--- a/"):
-            changed.append(_line(f"    {printable(line)}", "green" if line.startswith("+") else "red"))
-    made = changed[:_DIFF_LINES]
-    if len(changed) > len(made):
+            changed.append(line if finding.cell is None else line[0] + _code_of(line[1:]))
+    return changed
+
+
+def _code_of(line: str) -> str:
+    """A line of a notebook's JSON as the code that it holds, where it holds one line of it."""
+    import json
+
+    try:
+        code = json.loads(line.strip().removesuffix(","))
+    except ValueError:
+        return line
+    return code.removesuffix("\n") if isinstance(code, str) and "\n" not in code[:-1] else line
+
+
+def _patch(finding: Finding) -> list[RenderableType]:
+    """What changes, with a title that says who may apply it."""
+    colours = {"+": "green", "-": "red"}
+    lines = _changed(finding)
+    made = [_line(f"    {line}", colours.get(line[:1], "")) for line in _near_the_change([printable(line) for line in lines])]
+    made = made[:_DIFF_LINES]
+    if len(lines) > len(made):
         made.append(_line("    ..."))
     said = _("Patch, which --fix applies:") if finding.is_safe else _("Patch, to be judged by you:")
     return [indented(said), *made]
 
 
+def _near_the_change(lines: list[str]) -> list[str]:
+    """Where a line that goes and the one that comes for it first differ beyond the edge of the screen, both begin shortly before that."""
+    made = list(lines)
+    for index, (old, new) in enumerate(pairwise(lines)):
+        alike = sum(1 for _pair in takewhile(lambda pair: pair[0] == pair[1], zip(old[1:], new[1:], strict=False)))
+        if (old[:1], new[:1]) == ("-", "+") and alike + _INDENT + _BEYOND > line_width() and alike > _BEYOND:
+            made[index : index + 2] = [f"{line[0]}…{line[alike + 1 - _BEYOND :]}" for line in (old, new)]
+    return made
+
+
 def _line(text: str, style: str = "") -> RenderableType:
-    """One line of code: never wrapped, and cut only where a person looks at it."""
+    """One line of code, never wrapped."""
+    short = cut(text, line_width())
     if not is_terminal():
-        return text
+        return short
     from rich.text import Text
 
-    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+    return Text(short, style=style, no_wrap=True)
 
 
 def _styled(text: str, style: str) -> RenderableType:
@@ -177,11 +227,16 @@ def _tally(diagnosis: Diagnosis) -> str:
     read = _("Files read: {files:,}, lines: {lines:,}.").format(files=diagnosis.files, lines=diagnosis.lines)
     held = _("Held back by comments: {count}.").format(count=diagnosis.ignored) if diagnosis.ignored else ""
     if not diagnosis.findings:
-        return sentences(_("Nothing found."), read, held)
+        return " ".join(part for part in (_("Nothing found."), read, held) if part)
     counts = {severity: sum(each.severity == severity for each in diagnosis.findings) for severity in SEVERITIES}
     parts = ", ".join(f"{count} {severity}" for severity, count in counts.items() if count)
     found = _("Findings: {count} ({parts}).").format(count=len(diagnosis.findings), parts=parts)
-    return sentences(found, read, held)
+    return " ".join(part for part in (found, read, held) if part)
+
+
+def _costliest(diagnosis: Diagnosis) -> str:
+    first = min(diagnosis.findings, key=lambda each: SEVERITIES.index(each.severity))
+    return _("The costliest: {rule}, {place}.").format(rule=first.rule, place=printable(f"{first.file}:{first.line}"))
 
 
 def _next(diagnosis: Diagnosis) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 _SHOWN = 3
 """Of things that repeat: failures, windows, lines."""
+_MUCH_WAIT = 0.2
+"""Share of training time from which on waiting for data deserves a hint."""
+_SHORT_STEP_MS = 50.0
+"""In steps below this, the observer's fixed cost is a large share of little."""
 
 
 def lines_of(found: Observation) -> Iterator[str]:
@@ -26,6 +31,7 @@ def lines_of(found: Observation) -> Iterator[str]:
     yield from _blamed(found)
     for text in found.notes:
         yield _("Note: {text}").format(text=text)
+    yield from _next(found)
 
 
 def _headline(found: Observation) -> Iterator[str]:
@@ -68,30 +74,32 @@ def _rows(found: Observation) -> Iterator[tuple[str, str]]:
         yield _("steps"), _steps(found)
     yield from _windows(found)
     if found.steps and found.supervised_tokens is not None:
-        yield _("supervised"), _("{count:,.0f} tokens a step").format(count=found.supervised_tokens / found.steps)
+        # Targets, not tokens: a classifier has one a row.
+        yield _("supervised"), _("{count:,.0f} targets a step").format(count=found.supervised_tokens / found.steps)
     if found.first_learning_rate is not None and found.last_learning_rate is not None:
         yield _("learning rate"), f"{found.first_learning_rate:.4g} -> {found.last_learning_rate:.4g}"
     for loader in found.loaders[:_SHOWN]:
         yield (_("loader") if loader.trains else _("other loader")), _loader(loader)
     if found.wait_share is not None:
-        yield _("data wait"), _("{share:.1%} of training time").format(share=found.wait_share)
+        yield _("data wait"), _wait(found, found.wait_share)
     if found.peak_allocated_bytes is not None:
         yield _("peak memory"), _peak(found)
     if found.memory_failures:
         yield _("out of memory"), _failures(found.memory_failures)
-    if found.compute_seconds > 0:
-        share = found.own_seconds / (found.compute_seconds + found.wait_seconds)
-        yield _("brim's own"), _("{share:.2%} of training time").format(share=share)
+    if found.compute_seconds > 0 and found.steps:
+        yield _("brim's own"), _own(found)
     if found.ledger:
         yield _("ledger"), found.ledger
 
 
 def _steps(found: Observation) -> str:
-    parts = [_("{count} optimizer steps").format(count=found.steps)]
+    parts = [_counted(found.steps, _("{count} optimizer step"), _("{count} optimizer steps"))]
     if found.skipped:
         parts.append(_("{count} of them skipped by the gradient scaler").format(count=found.skipped))
     if found.evaluation_passes:
-        parts.append(_("{count} passes without gradients").format(count=found.evaluation_passes))
+        parts.append(
+            _counted(found.evaluation_passes, _("{count} pass without gradients"), _("{count} passes without gradients"))
+        )
     return ", ".join(parts)
 
 
@@ -106,18 +114,49 @@ def _windows(found: Observation) -> Iterator[tuple[str, str]]:
         more = found.short_windows_count - min(_SHOWN, len(found.short_windows))
         yield _("short steps"), named + (_(", and {count} more").format(count=more) if more > 0 else "")
     if found.discarded_micro_batches:
-        text = _("{count} micro-batches were cleared before a step took them").format(count=found.discarded_micro_batches)
+        text = _counted(
+            found.discarded_micro_batches,
+            _("{count} micro-batch was cleared before a step took it"),
+            _("{count} micro-batches were cleared before a step took them"),
+        )
         yield _("lost"), text
     if found.unstepped_micro_batches:
-        text = _("{count} micro-batches at the end reached no step").format(count=found.unstepped_micro_batches)
+        text = _counted(
+            found.unstepped_micro_batches,
+            _("{count} micro-batch at the end reached no step"),
+            _("{count} micro-batches at the end reached no step"),
+        )
         yield _("left over"), text
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return (one if count == 1 else many).format(count=count)
+
+
+def _wait(found: Observation, share: float) -> str:
+    text = _("{share:.1%} of training time").format(share=share)
+    if share <= _MUCH_WAIT or found.ledger is None:
+        return text
+    return text + _("; `{command}` says what would end that").format(command=_doctor_of_run(found.ledger))
+
+
+def _own(found: Observation) -> str:
+    """The share frightens where steps are short, so what it comes to for a step stands beside it."""
+    training = found.compute_seconds + found.wait_seconds
+    own, step = 1000 * found.own_seconds / found.steps, 1000 * training / found.steps
+    text = _("{share:.2%} of training time, {own:.2f} ms a step").format(share=found.own_seconds / training, own=own)
+    if step >= _SHORT_STEP_MS:
+        return text
+    return text + _("; the steps are short, {step:.1f} ms each").format(step=step)
 
 
 def _loader(loader: LoaderInForce) -> str:
     parts = [_("batch {count}").format(count="?" if loader.batch_size is None else loader.batch_size)]
-    parts.append(_("{count} workers").format(count="?" if loader.num_workers is None else loader.num_workers))
+    workers = loader.num_workers
+    parts.append(_("? workers") if workers is None else _counted(workers, _("{count} worker"), _("{count} workers")))
     parts.append(_("pinned") if loader.pin_memory else _("not pinned"))
-    parts += [_("shuffled")] if loader.shuffle else []
+    if loader.shuffle is not None and (loader.shuffle or loader.trains):
+        parts.append(_("shuffled") if loader.shuffle else _("not shuffled"))
     parts += [_("drops the last")] if loader.drop_last else []
     text = ", ".join(parts)
     return f"{text} ({_short(loader.where)})" if loader.where else text
@@ -137,7 +176,7 @@ def _failures(failures: tuple[MemoryFailure, ...]) -> str:
     parts = []
     for each in failures[:_SHOWN]:
         text = _("{phase} after step {step}, caught by the script") if each.survived else _("{phase} after step {step}, the end")
-        rows = _(" ({count} sequences)").format(count=each.sequences) if each.sequences else ""
+        rows = _counted(each.sequences, _(" ({count} sequence)"), _(" ({count} sequences)")) if each.sequences else ""
         parts.append(text.format(phase=each.phase, step=each.after_step) + rows)
     more = _("and {count} more").format(count=len(failures) - _SHOWN) if len(failures) > _SHOWN else ""
     return "; ".join([*parts, *filter(None, [more])])
@@ -153,7 +192,26 @@ def _blamed(found: Observation) -> Iterator[str]:
         yield "    " + sentences(finding.message)
     hidden = len(found.blamed) - _SHOWN
     if hidden > 0:
-        yield "  " + _("There are {count} more; `brim doctor` shows them all.").format(count=hidden)
+        yield "  " + _("More of them: {count}. `brim doctor` shows them all.").format(count=hidden)
+
+
+def _next(found: Observation) -> Iterator[str]:
+    """What to type now, in one line."""
+    parts = []
+    if found.ledger is not None:
+        text = _("Next: `{command}` looks at the speed, the memory and the loss of this run.")
+        parts.append(text.format(command=_doctor_of_run(found.ledger)))
+    if found.blamed and found.script:
+        folder = shlex.quote(_seen_from_here(str(Path(found.script).parent)))
+        parts.append(_("`{command}` mends what is safe to mend.").format(command=f"brim doctor --fix {folder}"))
+    if parts:
+        yield sentences(*parts)
+
+
+def _doctor_of_run(ledger: str) -> str:
+    """Several runs of one command lie in one folder: then the file is what is meant."""
+    path = Path(ledger)
+    return f"brim doctor {shlex.quote(str(path.parent if path.name == 'ledger.jsonl' else path))}"
 
 
 def _short(where: str | None) -> str:
@@ -161,7 +219,11 @@ def _short(where: str | None) -> str:
     if where is None:
         return ""
     path, colon, line = where.rpartition(":")
+    return f"{_seen_from_here(path)}{colon}{line}"
+
+
+def _seen_from_here(path: str) -> str:
     try:
-        return f"{Path(path).relative_to(Path.cwd())}{colon}{line}"
+        return str(Path(path).relative_to(Path.cwd()))
     except ValueError:
-        return where
+        return path

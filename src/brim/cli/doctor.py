@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from brim.cli._command import option, verb
 from brim.cli._output import is_terminal, note, print_json, working
@@ -51,8 +54,11 @@ RULE_SCHEMA, RULES_SCHEMA = "brim.rule/1", "brim.rules/1"
 @option("--gpu", metavar="NAME", help=N_("The GPU that it will run on: t4, rtx-3090, rtx-3080-20gb*2, 24GiB."))
 @option("--gpus", type=click.IntRange(min=1), metavar="N", help=N_("How many GPUs. Default: what the config or --gpu says."))
 @option("--model", metavar="NAME", help=N_("The model that a config trains, where it does not say."))
+@option("--seq-len", type=click.IntRange(min=1), metavar="N", help=N_("Tokens of a sequence, where a config does not say."))
 @option("--predict/--no-predict", default=True, help=N_("Whether the memory of configs is predicted. Default: yes."))
-@option("-o", "--output", metavar="FILE", help=N_("Write the result there: SARIF with --format sarif, else JSON."))
+@option(
+    "-o", "--output", metavar="FILE", help=N_("Write the result there: SARIF with --format sarif, a diff with --diff, else JSON.")
+)
 @click.pass_context
 def command(
     ctx: click.Context, /, targets: tuple[str, ...], as_json: bool, form: str | None, fail_on: Any, explain: str | None, rules: bool,
@@ -61,11 +67,10 @@ def command(
     """Look, mend if asked to, and show."""
     form = _form(form, as_json=as_json, shows_diff=diff)
     if explain is not None or rules:
-        _refuse_targets(targets)
+        _refuse_others(ctx, targets, form)
         _tell("all" if explain is None else explain, as_json=form == "json")
         ctx.exit(EXIT_OK)
-    if fix and diff:
-        raise UsageError(_("--fix and --diff exclude each other: --fix shows the diff before it writes."))
+    _refuse_idle(ctx, fix=fix, diff=diff)
     if output is not None and not (output.strip() and Path(output).parent.is_dir() and not Path(output).is_dir()):
         raise UsageError(_("-o needs the name of a file in a folder that exists, and {path!r} is none.").format(path=output))
     from brim.audit.doctor import Question
@@ -75,10 +80,10 @@ def command(
     if fix:
         examined = _mend(examined, asks=not yes and sys.stdin.isatty() and sys.stderr.isatty())
     diagnosis = examined.diagnosis()
-    _write(diagnosis, form, output)
     if diff:
-        _show_changes(examined.mending())
+        _show_changes(examined.mending(), output)
     else:
+        _write(diagnosis, form, output)
         _show(diagnosis, form, is_written=output is not None)
     ctx.exit(EXIT_FAILED if fail_on != "never" and diagnosis.at_least(fail_on) else EXIT_OK)
 
@@ -86,15 +91,46 @@ def command(
 def _form(form: str | None, *, as_json: bool, shows_diff: bool) -> str:
     if as_json and form not in {None, "json"}:
         raise UsageError(_("--json and --format {form} exclude each other.").format(form=form))
-    if shows_diff and (as_json or form == "json"):
-        raise UsageError(_("--diff prints a diff and no JSON."), hint=_("In the JSON every finding has its own `patch`."))
+    if shows_diff and (as_json or form in {"json", "sarif"}):
+        text = _("--diff prints a diff and no JSON or SARIF.")
+        raise UsageError(text, hint=_("In the JSON every finding has its own `patch`."))
     return "json" if as_json else form or "text"
 
 
-def _refuse_targets(targets: Sequence[str]) -> None:
-    if targets:
+def _typed(ctx: click.Context) -> list[str]:
+    """The flags that stand on the command line; what a config file sets is not meant for this call alone."""
+    names = [each for each in ctx.params if ctx.get_parameter_source(each) is ParameterSource.COMMANDLINE]
+    flags = {each.name: max([*each.opts, *each.secondary_opts], key=len) for each in ctx.command.params if each.name != "targets"}
+    return [flags[name] for name in names if name in flags]
+
+
+def _refuse_others(ctx: click.Context, targets: Sequence[str], form: str) -> None:
+    """What would be passed over in silence is refused."""
+    typed = _typed(ctx)
+    if "--explain" in typed and "--rules" in typed:
+        raise UsageError(_("--explain and --rules exclude each other."))
+    if form == "sarif":
+        raise UsageError(_("Rules are told as text or as JSON, and not as SARIF."))
+    others = [
+        *targets,
+        *(flag for flag in typed if flag not in {"--explain", "--rules", "--json", "--format", "--lang", "--config"}),
+    ]
+    if others:
         text = _("--explain and --rules tell about rules and look at nothing: {targets} would be passed over.")
-        raise UsageError(text.format(targets=", ".join(targets)))
+        raise UsageError(text.format(targets=", ".join(others)))
+
+
+def _refuse_idle(ctx: click.Context, *, fix: bool, diff: bool) -> None:
+    """Flags that have nothing to do beside others."""
+    if fix and diff:
+        raise UsageError(_("--fix and --diff exclude each other: --fix shows the diff before it writes."))
+    typed = _typed(ctx)
+    if "--yes" in typed and not fix:
+        raise UsageError(_("--yes answers the question that --fix asks, and does nothing without --fix."))
+    for_prediction = [flag for flag in ("--model", "--seq-len") if flag in typed]
+    if for_prediction and not ctx.params["predict"]:
+        text = _("{flags} would be passed over: --no-predict leaves the prediction out.")
+        raise UsageError(text.format(flags=", ".join(for_prediction)))
 
 
 def _tell(name: str, *, as_json: bool) -> None:
@@ -119,7 +155,14 @@ def _look(question: Question) -> Examination:
     from brim.audit.doctor import examine
 
     with contextlib.redirect_stdout(sys.stderr), working(_("Reading ...")):
-        return examine(question)
+        return examine(question, _say)
+
+
+def _say(text: str) -> None:
+    """In the place of what `working` says."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
 
 
 def _mend(examined: Examination, *, asks: bool) -> Examination:
@@ -132,7 +175,7 @@ def _mend(examined: Examination, *, asks: bool) -> Examination:
             _tell_what_is_left(mending)
             return examined
         for change in mending.changes:
-            click.echo(_readable(change), err=True)
+            click.echo(_glance(change), err=True)
         if asks and not click.confirm(_("Apply this? Files: {count}.").format(count=len(mending.changes)), err=True):
             note(_("Nothing was changed."))
             return examined
@@ -143,18 +186,39 @@ def _mend(examined: Examination, *, asks: bool) -> Examination:
     return examined
 
 
+def _glance(change: Change) -> str:
+    """A diff that is only looked at: its lines end where the screen does."""
+    from brim.cli._doctor_view import cut
+    from brim.cli._output import line_width
+
+    return "\n".join(cut(line, line_width()) for line in _readable(change).split("\n"))
+
+
 def _readable(change: Change) -> str:
     from brim.cli._doctor_view import printable
 
     return "\n".join(printable(line) for line in change.diff.splitlines())
 
 
-def _show_changes(mending: Mending) -> None:
-    """On stdout, so that `brim doctor --diff | git apply` does what --fix would."""
-    for change in mending.changes:
-        click.echo(_readable(change) if is_terminal() else change.diff, nl=is_terminal())
-    if not mending.changes:
+def _show_changes(mending: Mending, output: str | None) -> None:
+    """On stdout or in a file, so that `brim doctor --diff | git apply` does what --fix would."""
+    from brim.audit.patching import root_of
+
+    root = root_of(change.file for change in mending.changes)
+    changes = [change.below(root) for change in mending.changes]
+    if output is not None:
+        from brim.record import write_atomically
+
+        write_atomically(output, "".join(change.diff for change in changes))
+        note(_("Written: {paths}").format(paths=output))
+    else:
+        for change in changes:
+            click.echo(_readable(change) if is_terminal() else change.diff, nl=is_terminal())
+    if not changes:
         note(_("There is no safe patch."))
+    elif root != Path.cwd():
+        command = shlex.join(["git", "-C", os.path.relpath(root), "apply"])
+        note(_("The paths are relative to {folder}: apply it with `{command}`.").format(folder=root, command=command))
     _tell_what_is_left(mending)
 
 

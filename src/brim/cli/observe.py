@@ -36,7 +36,7 @@ def command(
     from brim.audit.observe import observe
     from brim.cli._observe_view import lines_of
 
-    found = observe(words, output=output, configured=effective_batch, source=not no_source)
+    found = observe(words, output=output, effective_batch=effective_batch, source=not no_source)
     for line in lines_of(found):
         note(line)
     if as_json:
@@ -44,5 +44,8 @@ def command(
     ctx.exit(found.exit_code)
 
 
+next(each for each in command.params if isinstance(each, click.Option) and each.name == "as_json").help = N_(
+    "Print the record as one JSON line: the last line of stdout, below the output of the command."
+)
 # What follows the command's name is the command's, dashes or not.
 command.context_settings = {**command.context_settings, "allow_interspersed_args": False}

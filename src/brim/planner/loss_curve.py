@@ -6,12 +6,14 @@ or swings. Three numbers are read off, each the ratio of two losses, so that the
 
 - `fall`: from the first steps to the last ones, against the loss at the start. A loss has a true zero, so its own size is the measure;
 - `swing`: half the width of the middle 68 % of what is left over, against the loss's usual size. A few spikes do not count;
-- `memory`: the correlation of what is left over from one step to the next. Batches of different sequences give noise without memory; a rate
-  that is too high gives swings that have some: waves (towards 1) or a zigzag (towards -1). Noise without memory must be larger to count.
+- `memory`: the correlation of what is left over from one step to the next or the next but one. Batches of different sequences give noise without memory; a rate
+  that is too high gives swings that have some: waves (towards 1) or a zigzag (towards -1). Noise without memory never counts as swings: a
+  batch of one or two mixed sequences moves the loss by half of itself at any rate.
 
 The verdict is about the series given, warm-up and all. A curve that fell early and is flat now has converged: that is `keep`, also where a
 rate far too high settled it on a poor level, which one series cannot show. One that never fell is `crawls`, also where nothing was left to
-learn: the sentence says so.
+learn: the sentence says so. Where noise hides a fall of a tenth, or the loss goes back and forth over zero as it does in some reinforcement
+learning, nothing is concluded: that is `keep` as well.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import mul
 from typing import TYPE_CHECKING, Final, Literal
 
 from brim.locale import _
@@ -38,10 +41,10 @@ SCALE_SOURCE: Final = "Bengio 2012, arXiv 1206.5533"
 
 SWING_OF_FALL: Final = 0.25
 """A swing counts when its peaks and troughs (about four times `swing`) span as much as the whole fall."""
-SWING_WITH_MEMORY: Final = 0.04
-SWING_WITHOUT_MEMORY: Final = 0.15
-"""... and when it is this share of the loss. Small batches of mixed sequences reach a tenth without any fault of the learning rate."""
+LEAST_SWING: Final = 0.04
+"""... when it is this share of the loss ..."""
 MEMORY: Final = 0.4
+"""... and when it has so much memory, beyond what chance gives to so few steps."""
 
 LITTLE_FALL: Final = 0.1
 """A fall of less than a tenth, spread evenly over the series, is a crawl."""
@@ -49,6 +52,11 @@ EARLY_SHARE: Final = 0.55
 """A straight line has fallen by a third after a third of the steps, a curve that flattens by much more: at this share it has flattened."""
 RISE: Final = 0.02
 """A loss that ends higher than it began by this share of itself, beyond its noise, is running away."""
+LARGE_RISE: Final = 0.25
+"""After a fall, a rise that is half of it is running away; so is one that is a third of it and this share of the best loss. Harder data at
+the end of a curriculum lifts it by less."""
+BOTH_SIGNS: Final = 0.1
+"""Share of the losses above zero, and share below, from which on zero is what they swing about. No likelihood of words is below zero."""
 SURE: Final = 4.0
 """Standard errors beyond which a difference of two averages is no accident."""
 ENDLESS: Final = 1e30
@@ -71,7 +79,7 @@ class Verdict:
     swing: float | None = None
     """Typical distance from the nearest falling curve, as a share of the loss's usual size."""
     memory: float | None = None
-    """Correlation of that distance from one step to the next."""
+    """Correlation of that distance from one step to the next, or to the next but one where that is stronger."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,8 @@ class _Shape:
     early: float
     """Share of the fall that was done after a third of the steps."""
     blocks: tuple[float, ...]
+    steps: int
+    is_about_zero: bool
 
     @property
     def fall(self) -> float:
@@ -134,10 +144,16 @@ def _verdict(shape: _Shape, losses: Sequence[float]) -> tuple[Word, str]:
         )
         low, end = min(shape.blocks), max(shape.end, _average(losses[-5:]))
         return "diverges", text.format(start=f"{shape.start:.4g}", end=f"{end:.4g}", low=f"{low:.4g}")
+    if shape.is_about_zero:
+        return "keep", _("The loss goes back and forth over zero: its size says nothing about the learning rate.")
     if _swings(shape):
         text = _("The loss oscillates: it swings by {swing} of itself about its trend, and falls by {fall}.")
         return "oscillates", text.format(swing=swing, fall=fall)
-    if shape.fall <= max(SURE / 2 * shape.error, ROUNDING * shape.size):
+    unsure = SURE / 2 * shape.error
+    if shape.fall <= unsure and unsure > LITTLE_FALL * abs(shape.start):
+        text = _("The noise of the batches, {swing} of the loss, hides whether it falls in these {steps} steps.")
+        return "keep", text.format(swing=swing, steps=len(losses))
+    if shape.fall <= max(unsure, ROUNDING * shape.size):
         text = _("The loss has not fallen in {steps} steps: the learning rate is too low, or there is nothing left to learn.")
         return "crawls", text.format(steps=len(losses))
     if shape.relative_fall < LITTLE_FALL and shape.early < EARLY_SHARE:
@@ -152,9 +168,13 @@ def _runs_away(shape: _Shape, losses: Sequence[float]) -> bool:
     blocks = shape.blocks
     if _average(losses[-5:]) > max(max(blocks), shape.start) + SURE * 2 * max(shape.swing, RISE * shape.size):
         return True
+    if shape.is_about_zero:
+        return False
     lowest = min(range(len(blocks)), key=blocks.__getitem__)
-    rise, drop = blocks[-1] - blocks[lowest], shape.start - blocks[lowest]
-    if rise <= max(SURE * shape.step_error, RISE * shape.size, drop / 2):
+    best = blocks[lowest]
+    rise, drop = blocks[-1] - best, shape.start - best
+    much = min(drop / 2, max(drop / 3, LARGE_RISE * abs(best)))
+    if rise <= max(SURE * shape.step_error, RISE * shape.size, much):
         return False
     return rise > 3 * _largest_rise(blocks[: lowest + 1]) and rise > 3 * _largest_rise([-block for block in blocks[lowest:]])
 
@@ -162,7 +182,7 @@ def _runs_away(shape: _Shape, losses: Sequence[float]) -> bool:
 def _swings(shape: _Shape) -> bool:
     if shape.swing <= SWING_OF_FALL * max(shape.fall, 0.0):
         return False
-    return shape.relative_swing > (SWING_WITH_MEMORY if abs(shape.memory) > MEMORY else SWING_WITHOUT_MEMORY)
+    return shape.relative_swing > LEAST_SWING and abs(shape.memory) > max(MEMORY, SURE / math.sqrt(shape.steps))
 
 
 def _advice(word: Word, reason: str, learning_rate: float | None) -> Advice | None:
@@ -192,6 +212,8 @@ def _shape(losses: Sequence[float]) -> _Shape:
         step_error=_half_width([after - before for before, after in pairwise(losses)]) / math.sqrt(2) * both,
         early=(start - third) / fall if fall > 0 else 0.0,
         blocks=_block_averages(losses),
+        steps=count,
+        is_about_zero=min(sum(loss < 0 for loss in losses), sum(loss > 0 for loss in losses)) > BOTH_SIGNS * count,
     )
 
 
@@ -248,12 +270,16 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def _memory(values: Sequence[float]) -> float:
-    """Correlation of neighbours, spikes cut to three half-widths so that one of them does not decide."""
+    """Correlation of neighbours, or of every second step where that is stronger: a wave of four steps has only the latter.
+
+    Spikes are cut to three half-widths, so that one of them does not decide.
+    """
     most = 3 * _half_width(values)
     cut = [min(max(value, -most), most) for value in values]
     power = math.fsum(value * value for value in cut)
-    products = math.fsum(before * after for before, after in pairwise(cut))
-    return products / power if power > 0 else 0.0
+    if power <= 0:
+        return 0.0
+    return max((math.fsum(map(mul, cut, cut[apart:])) / power for apart in (1, 2)), key=abs)
 
 
 def _percent(share: float) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from brim.errors import UsageError
+from brim.locale import _
 from brim.record import STRICT, Count, PositiveInt, Record
 
 Severity = Literal["high", "medium", "low"]
@@ -26,7 +28,7 @@ class InForce:
     set: Value
     """What the user sets; None where there is nothing to set."""
     in_force: Value
-    """What the run takes then; None where that cannot be said."""
+    """What the run takes then; None where that cannot be said under this condition."""
     when: str = ""
     """The condition under which this row holds, as the code says it: `free_gb < 8`. Empty: always."""
 
@@ -49,6 +51,7 @@ class Finding:
     code: str = ""
     """The line or lines that it is about."""
     in_force: tuple[InForce, ...] = ()
+    """Empty where there is nothing to set, and where nothing is in force because the run stops."""
     patch: str | None = None
     """A unified diff that mends it, for `git apply` or `patch -p1` in the folder from which doctor was called."""
     is_safe: bool = False
@@ -74,4 +77,7 @@ class Diagnosis(Record):
 
     def at_least(self, severity: Severity) -> tuple[Finding, ...]:
         """The findings of this severity and above."""
+        if severity not in SEVERITIES:
+            text = _("There is no severity {name!r}: it is one of {names}.")
+            raise UsageError(text.format(name=severity, names=", ".join(SEVERITIES)))
         return tuple(each for each in self.findings if SEVERITIES.index(each.severity) <= SEVERITIES.index(severity))

@@ -31,12 +31,12 @@ class Slice:
 
     rank: Count
     sequences: PositiveInt
-    length: PositiveInt
-    """Tokens per row, padding included."""
+    length: PositiveInt | None
+    """Tokens per row, padding included. None only in an observed ledger, where rows are not made of tokens."""
     target_length: Count = 0
     """Tokens per row of the targets, for seq2seq."""
-    items: Count = 0
-    """What its loss is the mean of: its supervised tokens. 0 also where that was not written down."""
+    items: Count | None = None
+    """What its loss is the mean of: its supervised tokens. None where that was not written down, as in an observed ledger."""
     gradient_square: Real | None = None
     """Squared norm of the gradient of its mean loss, alone: the noise scale is told from these. None where it was not asked for."""
 
@@ -98,7 +98,7 @@ class BudgetLimit:
     limit: Real
 
 
-_OF_A_PLAN = ("effective_batch", "sequences_in_data", "steps_per_epoch", "budget")
+_OF_A_PLAN = ("seed", "effective_batch", "sequences_in_data", "steps_per_epoch", "drop_last", "budget", "data_fingerprint")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,22 +114,22 @@ class LedgerHeader(Record):
     """Steps that were already done. Lines of later steps that stand above this header are superseded by the lines below it."""
     observed: bool = False
     """Written by `brim observe`, which watches a script that is not brim's: how many sequences a step took is known, and not which."""
-    seed: Count
+    seed: Count | None
+    """None only in an observed ledger, as with the other settings that decide which sequences a step takes."""
     effective_batch: PositiveInt | None
     """None where an observed script does not say what it was asked for."""
     sequences_in_data: PositiveInt | None = None
     steps_per_epoch: PositiveInt | None = None
-    """Both None only in an observed ledger."""
-    drop_last: bool = False
+    drop_last: bool | None = False
     world_size: PositiveInt = 1
     budget: BudgetLimit | None = None
     """None only in an observed ledger."""
     device: str
     memory_limit_bytes: Bytes | None = None
     """What the device can hold, of the allocator's reserved bytes."""
-    data_fingerprint: str = ""
+    data_fingerprint: str | None = ""
     configuration: dict[str, str | int | float | bool | None] = field(default_factory=dict)
-    """The settings of the run: names and plain values."""
+    """The settings of the run: names and plain values. `cores`, where it is there, are the processor cores that the run could use."""
     versions: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -163,11 +163,11 @@ class LedgerEntry(Record):
     sequence_ids: tuple[Count, ...]
     """In the order of `slices`: the first micro-batch's sequences, then the second's. Empty in an observed ledger."""
     sequences: Count
-    tokens: Count
-    """Real tokens, padding not counted. In an observed ledger 0 where they could not be counted, as with the next two."""
-    padded_tokens: Count
+    tokens: Count | None
+    """Real tokens, padding not counted. None only in an observed ledger, where they could not be counted, as with the next two."""
+    padded_tokens: Count | None
     """Tokens of the padded shapes: what the device computed."""
-    supervised_tokens: Count
+    supervised_tokens: Count | None
     """Target tokens that the loss counted, over all micro-batches and ranks: the one divisor of the step."""
     slices: tuple[Slice, ...] = ()
     """The micro-batches whose gradients count, rank by rank, in the order in which they ran."""
@@ -181,7 +181,9 @@ class LedgerEntry(Record):
     compute_seconds: Seconds
     wait_seconds: Seconds
     loss: Real | None = None
+    """Mean over the supervised tokens. In an observed ledger the sum of what `backward` was called on, mean over the ranks."""
     grad_norm: Real | None = None
+    """Before clipping. None in an observed ledger."""
     learning_rate: Annotated[float, Field(ge=0)] | None = None
     pulse: Pulse | None = None
     """None between two looks at the machine."""
@@ -201,13 +203,14 @@ class LedgerSummary(Record):
     last_step: Count
     steps: Count
     sequences: Count
-    tokens: Count
-    padded_tokens: Count
-    supervised_tokens: Count
+    tokens: Count | None
+    padded_tokens: Count | None
+    supervised_tokens: Count | None
+    """None where a step did not count them."""
     splits: Count
     skipped: Count
     seconds: Seconds
-    """From the header to this line; what is not compute or waiting went to evaluation, saving and the like."""
+    """From the header's `started_at` to this line; what is not compute or waiting went to evaluation, saving and the like."""
     compute_seconds: Seconds
     wait_seconds: Seconds
     peak_allocated_bytes: Bytes | None = None
@@ -226,7 +229,7 @@ class Ledger:
     steps: Sequence[LedgerEntry]
     """The steps in force, in their order. Each is read from the file when it is looked at: long runs do not fit into memory."""
     summary: LedgerSummary | None = None
-    """None while the run goes on, and after one that was killed."""
+    """None while the run goes on, and after one that was killed; of a killed script that was observed, brim wrote it."""
     superseded: int = 0
     torn: bool = False
     lines: Sequence[int] = ()

@@ -85,7 +85,8 @@ class LoaderInForce:
     num_workers: Count | None
     pin_memory: bool
     drop_last: bool
-    shuffle: bool
+    shuffle: bool | None
+    """Whether the order is random; None where the sampler does not show it."""
     prefetch_factor: Count | None
     persistent_workers: bool
     sequences: Count | None
@@ -175,6 +176,8 @@ class Observation(Record):
 
     @property
     def wait_share(self) -> float | None:
-        """The share of training time that went to waiting for data."""
+        """The share of training time that went to waiting for data; None where no loader fed the training."""
+        if not any(loader.trains for loader in self.loaders):
+            return None
         whole = self.compute_seconds + self.wait_seconds
         return self.wait_seconds / whole if whole > 0 else None

@@ -211,7 +211,7 @@ def _in_words(summary: LedgerSummary) -> str:
     text = _(
         "Steps: {steps}, sequences: {sequences}, padding: {padding:.1%}, splits after out of memory: {splits}, skipped: {skipped}."
     )
-    padding = 1 - summary.tokens / max(1, summary.padded_tokens)
+    padding = 1 - (summary.tokens or 0) / max(1, summary.padded_tokens or 0)
     counted = text.format(
         steps=summary.steps, sequences=summary.sequences, padding=padding, splits=summary.splits, skipped=summary.skipped
     )

@@ -121,7 +121,8 @@ def broken_in(
         else:
             broken = check_step(entry, promised and promised(entry.step), expected_step=expected)
         broken += epochs.add(entry) if epochs else []
-        broken += [] if tokens is None else _tokens_broken(entry, tokens)
+        # Which sequences a watched script took is not known, so neither are their lengths.
+        broken += [] if tokens is None or observed else _tokens_broken(entry, tokens)
         yield from ((place, sentence) for sentence in broken)
         expected = entry.step + 1
         if entry.step > headers[-1].resumed_from_step:
@@ -151,7 +152,9 @@ def _ids_broken(entry: LedgerEntry, promised_ids: Iterable[int] | None) -> list[
 def _counts_broken(entry: LedgerEntry) -> list[str]:
     """Numbers of one line that contradict each other."""
     in_slices = sum(one.sequences for one in entry.slices)
-    computed = sum(one.sequences * (one.length + one.target_length) for one in entry.slices)
+    computed = sum(one.sequences * ((one.length or 0) + one.target_length) for one in entry.slices)
+    # Not counted is known only of runs that are watched; a run of brim's own that does not count contradicts its slices.
+    padded, tokens = entry.padded_tokens or 0, entry.tokens or 0
     listed = len(entry.sequence_ids)
     ranks = [one.rank for one in entry.slices]
     cases = (
@@ -159,13 +162,13 @@ def _counts_broken(entry: LedgerEntry) -> list[str]:
         (listed != entry.sequences, _("Step {step} lists {listed} sequences and counts {counted}.")),
         (listed != in_slices, _("Step {step} lists {listed} sequences, and its micro-batches hold {in_slices}.")),
         (ranks != sorted(ranks), _("Step {step} does not list its micro-batches rank by rank.")),
-        (entry.padded_tokens != computed, _("Step {step} counts {padded} padded tokens, and its micro-batches make {computed}.")),
-        (entry.padded_tokens < entry.tokens, _("Step {step} counts {padded} padded tokens, fewer than its {tokens} real ones.")),
+        (padded != computed, _("Step {step} counts {padded} padded tokens, and its micro-batches make {computed}.")),
+        (padded < tokens, _("Step {step} counts {padded} padded tokens, fewer than its {tokens} real ones.")),
         (not entry.supervised_tokens and not entry.skipped, _("Step {step} has no supervised token and was not skipped.")),
     )
     facts = {
         "step": entry.step, "listed": listed, "promised": entry.promised_sequences, "counted": entry.sequences, "in_slices": in_slices,
-        "padded": entry.padded_tokens, "computed": computed, "tokens": entry.tokens,
+        "padded": padded, "computed": computed, "tokens": tokens,
     }  # fmt: skip
     return [text.format(**facts) for broken, text in cases if broken]
 

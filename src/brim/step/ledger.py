@@ -37,6 +37,7 @@ _KINDS: Final[dict[str, type[Line]]] = {"header": LedgerHeader, "step": LedgerEn
 _START: Final = b'{"schema": "brim.ledger/1", '
 _STEP: Final = _START + b'"kind": "step", '
 _BLOCK_BYTES: Final = 1 << 16
+_TOKENS: Final = ("tokens", "padded_tokens", "supervised_tokens")
 
 
 class LedgerWriter:
@@ -46,7 +47,15 @@ class LedgerWriter:
     `on_trouble` (by default as a warning), tried again at every step, and an error only if lines still cannot be written at the end.
     """
 
-    def __init__(self, path: str | Path, header: LedgerHeader, *, on_trouble: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        header: LedgerHeader,
+        *,
+        on_trouble: Callable[[str], None] | None = None,
+        started: float | None = None,
+    ) -> None:
+        """Open it. `started` is the `time.monotonic()` that the header's `started_at` means, if that is not now."""
         self.path = Path(path)
         self.summary: LedgerSummary | None = None
         """What `close` wrote."""
@@ -54,7 +63,8 @@ class LedgerWriter:
         self._told = False
         self._totals = Totals(header.resumed_from_step)
         self._waiting = bytearray()
-        self._started = self._synced = time.monotonic()
+        self._synced = time.monotonic()
+        self._started = self._synced if started is None else started
         self._stream = _open(self.path)
         size = self._stream.seek(0, os.SEEK_END)
         self._waiting += _line(header)
@@ -128,6 +138,8 @@ class Totals:
     def __init__(self, last_step: int = 0) -> None:
         self._last_step = last_step
         self._counts: Counter[str] = Counter()
+        self._uncounted: set[str] = set()
+        """Sums that are not known, because a step that was only watched did not tell its part."""
         self._compute_seconds = self._wait_seconds = 0.0
         self._peak_allocated: int | None = None
         self._peak_reserved: int | None = None
@@ -137,8 +149,12 @@ class Totals:
         """Count one step."""
         self._last_step = entry.step
         self._counts["steps"] += 1
-        for name in ("sequences", "tokens", "padded_tokens", "supervised_tokens"):
-            self._counts[name] += getattr(entry, name)
+        for name in ("sequences", *_TOKENS):
+            count = getattr(entry, name)
+            if count is None:
+                self._uncounted.add(name)
+            else:
+                self._counts[name] += count
         self._counts["splits"] += len(entry.splits)
         self._counts["skipped"] += entry.skipped
         self._compute_seconds += entry.compute_seconds
@@ -149,9 +165,10 @@ class Totals:
 
     def summary(self, *, seconds: float, finished: bool, reason: str) -> LedgerSummary:
         """The sums, and how the run ended."""
+        tokens, padded, supervised = (None if name in self._uncounted else self._counts[name] for name in _TOKENS)
         return LedgerSummary(
-            last_step=self._last_step, steps=self._counts["steps"], sequences=self._counts["sequences"], tokens=self._counts["tokens"],
-            padded_tokens=self._counts["padded_tokens"], supervised_tokens=self._counts["supervised_tokens"],
+            last_step=self._last_step, steps=self._counts["steps"], sequences=self._counts["sequences"], tokens=tokens,
+            padded_tokens=padded, supervised_tokens=supervised,
             splits=self._counts["splits"], skipped=self._counts["skipped"], seconds=seconds, compute_seconds=self._compute_seconds,
             wait_seconds=self._wait_seconds, peak_allocated_bytes=self._peak_allocated, peak_reserved_bytes=self._peak_reserved,
             last_loss=self._last_loss, finished=finished, reason=reason,

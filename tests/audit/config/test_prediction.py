@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from brim.audit.found import Found
-from tests.audit.config.parts import AXOLOTL, LLAMA_FACTORY, TRL, examined, mended, rules
+from tests.audit.config.parts import ACCELERATE, ARGUMENTS, AXOLOTL, DEEPSPEED, LLAMA_FACTORY, TRL, examined, mended, rules
 
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 128, "num_attention_heads": 4,
@@ -37,8 +38,8 @@ def test_too_large_a_micro_batch_is_found_with_the_largest_that_fits(llama: str)
     text = config(llama, 64, 1)
     [found] = predicted(text)
     assert (found.rule, found.line, found.confidence) == ("config-over-memory", 2, "medium")
-    best = found.in_force[0].in_force
-    assert isinstance(best, int)
+    assert not found.in_force, "an out-of-memory is nothing that is in force"
+    best = int(found.edits[0].text)
     assert 1 <= best < 64
     assert f"at the same effective batch of 64 is {best}, with accumulation {64 // best}" in found.message
     assert "config-over-memory" not in rules(predicted(mended(text, found)))
@@ -85,3 +86,49 @@ def test_what_cannot_be_predicted_is_noted(text: str, why: str) -> None:
 def test_a_model_may_be_named_from_outside(llama: str) -> None:
     text = config("nobody/knows-this", 64, 1)
     assert rules(examined(text, gpu="1GiB", predict=True, model=llama)) == ["config-over-memory"]
+
+
+def test_a_fit_gives_a_number(llama: str) -> None:
+    notes: list[str] = []
+    assert predicted(config(llama, 4, 1), notes) == []
+    [note] = notes
+    assert re.search(
+        r"a\.yaml: it fits\. .* is predicted to need [0-9.]+ [MG]iB, which is [0-9]+% of the [0-9.]+ [MG]iB of", note
+    )
+
+
+@pytest.mark.parametrize("key", ["max_length", "max_seq_length", "model_max_length", "cutoff_len", "block_size"])
+def test_plain_arguments_say_the_length_in_many_words(llama: str, key: str) -> None:
+    text = ARGUMENTS.replace("batch_size: 4", "batch_size: 512") + f"model_name_or_path: {llama}\n{key}: 512\n"
+    [found] = [each for each in predicted(text) if each.rule == "config-over-memory"]
+    assert "512 of 512 tokens" in found.message
+
+
+def test_a_length_may_be_named_from_outside_and_the_file_goes_first(llama: str) -> None:
+    text = ARGUMENTS.replace("batch_size: 4", "batch_size: 512") + f"model_name_or_path: {llama}\n"
+    notes: list[str] = []
+    assert predicted(text, notes) == []
+    assert "--seq-len" in notes[0]
+    [found] = examined(text, gpu="1GiB", predict=True, seq_len=256)
+    assert "of 256 tokens" in found.message
+    [found] = examined(text + "max_length: 512\n", gpu="1GiB", predict=True, seq_len=256)
+    assert "of 512 tokens" in found.message
+
+
+@pytest.mark.parametrize(("text", "tool"), [(DEEPSPEED, "DeepSpeed"), (ACCELERATE, "accelerate")])
+def test_a_file_that_does_not_say_what_is_trained_is_noted_where_a_card_was_named(text: str, tool: str) -> None:
+    notes: list[str] = []
+    predicted(text, notes, gpu="t4")
+    assert notes[-1].endswith(f"a file of {tool} does not say what is trained.")
+
+
+def test_a_model_without_a_card_is_noted() -> None:
+    notes: list[str] = []
+    assert examined(LLAMA_FACTORY, predict=True, model="gpt2", notes=notes) == []
+    assert notes == ["No memory was predicted: no card is named. Give one with --gpu."]
+
+
+def test_what_takes_a_moment_is_told(llama: str) -> None:
+    told: list[str] = []
+    examined(config(llama, 4, 1), gpu="1GiB", predict=True, tell=told.append)
+    assert told == ["Predicting memory for a.yaml ..."]

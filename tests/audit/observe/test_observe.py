@@ -21,9 +21,9 @@ from tests import torchrun
 SCRIPTS = Path(__file__).with_name("scripts")
 
 
-def watched(folder: Path, script: str, *arguments: str, configured: int | None = None, source: bool = False) -> Observation:
+def watched(folder: Path, script: str, *arguments: str, effective_batch: int | None = None, source: bool = False) -> Observation:
     command = [sys.executable, str(SCRIPTS / script), *arguments]
-    return observe(command, output=folder / "run", configured=configured, source=source)
+    return observe(command, output=folder / "run", effective_batch=effective_batch, source=source)
 
 
 def alone(monkeypatch: pytest.MonkeyPatch, script: str, *arguments: str) -> None:
@@ -40,7 +40,7 @@ def same_weights(one: Path, other: Path) -> bool:
     return bool(first) and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def steps_of(found: Observation) -> list[list[tuple[int, int]]]:
+def steps_of(found: Observation) -> list[list[tuple[int, int | None]]]:
     assert found.ledger is not None
     ledger = read_ledger(found.ledger)
     assert not [sentence for sentence in check_ledger(ledger) if "promised" not in sentence]
@@ -241,7 +241,8 @@ def test_a_package_and_its_main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     found = observe([sys.executable, "-m", "package"])
     assert (found.exit_code, found.reach) == (0, "no-torch")
     assert capfd.readouterr().out == "package\n"
-    (folder,) = (tmp_path / "brim-runs").iterdir()
+    (folder,) = (tmp_path / "brim-runs").glob("[!.]*")
+    assert (tmp_path / "brim-runs" / ".gitignore").read_text() == "*\n"
     assert folder.name.startswith("package-")
 
 
@@ -258,7 +259,7 @@ def test_what_cannot_be_run_or_written_is_told_before_anything_starts(tmp_path: 
     with pytest.raises(UsageError, match="Cannot run /nowhere/python: No such file"):
         observe(["/nowhere/python", "train.py"], output=tmp_path / "one")
     with pytest.raises(UsageError, match="An effective batch of 0"):
-        observe(["true"], output=tmp_path / "two", configured=0)
+        observe(["true"], output=tmp_path / "two", effective_batch=0)
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="Cannot write"):
         observe(["true"], output=tmp_path / "file" / "run")

@@ -107,6 +107,26 @@ def test_a_run_that_waits_is_told_which_knob_to_turn(tmp_path: Path, fields: dic
     assert (found.line, found.end_line) == (2, STEPS + 1)
 
 
+@pytest.mark.parametrize(
+    ("fields", "cores", "cure"),
+    [
+        ({"workers": 0}, None, "num_workers=8, if there are cores for them."),
+        ({"workers": 0}, 16, "num_workers=8."),
+        ({"workers": 0}, 2, "num_workers=2. More workers would share the same cores (for each rank: 2)"),
+        ({"workers": 2, "worker_cpu": 0.99}, 4, "they are too few: try 4."),
+        ({"workers": 4, "worker_cpu": 0.99}, 4, "busy 99% of the time. More workers would share the same cores"),
+        ({"workers": 4}, 4, "Workers of the loader: 4. More workers would share"),
+    ],
+    ids=["unknown", "many", "two", "room-for-two", "all-taken", "all-taken-and-nothing-known"],
+)
+def test_no_more_workers_are_asked_for_than_the_run_had_cores(
+    tmp_path: Path, fields: dict[str, Any], cores: int | None, cure: str
+) -> None:
+    configuration = {} if cores is None else {"cores": cores}
+    report = observed(tmp_path, lambda _step: {"wait_seconds": 9.0, "pulse": pulse(**fields)}, configuration=configuration)
+    assert cure in only(report).message
+
+
 def test_without_a_pulse_the_wait_is_told_with_less_confidence(tmp_path: Path) -> None:
     found = only(examined(tmp_path, lambda _step: {**WAITS, "pulse": None}))
     assert (found.rule, found.confidence) == ("run-data-bound", "medium")
@@ -286,6 +306,38 @@ def test_a_few_dozen_steps_need_not_have_learned_anything(tmp_path: Path) -> Non
     assert not examined(tmp_path, losses(lambda _step, noise: 2 + 0.02 * noise), steps=40).found
 
 
+def test_a_loss_of_exactly_zero_is_told_at_its_first_step(tmp_path: Path) -> None:
+    found = only(examined(tmp_path, lambda step: {"loss": 0.0, "grad_norm": 0.0} if step >= 70 else {}))
+    assert (found.rule, found.severity, found.line) == ("loss-flat", "high", 71)
+    assert "exactly 0 from step 70 on" in found.message
+
+
+def test_a_loss_of_zero_with_a_gradient_is_that_of_a_policy(tmp_path: Path) -> None:
+    assert "exactly 0" not in " ".join(found.message for found in examined(tmp_path, lambda _step: {"loss": 0.0}).found)
+
+
+def test_a_run_that_skips_most_of_its_steps_is_told(tmp_path: Path) -> None:
+    found = only(examined(tmp_path, lambda step: {"skipped": step > 30}))
+    assert (found.rule, found.line) == ("run-skipped", 32)
+    assert "90 of 120 steps were skipped" in found.message
+
+
+def test_a_flat_loss_of_a_run_that_began_elsewhere_is_no_fault(tmp_path: Path) -> None:
+    def flat(step: int) -> dict[str, Any]:
+        return {"step": step + 5000, "epoch": 0.5, "loss": 2 + 0.02 * float(np.random.default_rng(step).normal()), "slices": ()}
+
+    assert "loss-flat" in rules(observed(tmp_path, flat))
+    assert "loss-flat" not in rules(observed(tmp_path, flat, resumed_from_step=5000))
+
+
+def test_no_higher_rate_is_advised_where_the_schedule_has_come_down(tmp_path: Path) -> None:
+    def flat(step: int, rate: float) -> dict[str, Any]:
+        return {"loss": 2 + 0.02 * float(np.random.default_rng(step).normal()), "learning_rate": rate}
+
+    assert "Try a learning rate" in only(examined(tmp_path, lambda step: flat(step, 2e-4))).message
+    assert "Try a learning rate" not in only(examined(tmp_path, lambda step: flat(step, 2e-4 * (1 - step / 150)))).message
+
+
 # Noise.
 
 
@@ -295,8 +347,8 @@ def noisy(noise: float, signal: float = 1.0) -> Change:
     def change(step: int) -> dict[str, Any]:
         entry = step_of(step)
         this = noise * (1 + 0.1 * float(np.random.default_rng(step).normal()))
-        slices = tuple(dataclasses.replace(one, gradient_square=signal + this / one.items) for one in entry.slices)
-        return {"slices": slices, "grad_norm": math.sqrt(signal + this / entry.supervised_tokens)}
+        slices = tuple(dataclasses.replace(one, gradient_square=signal + this / (one.items or 1)) for one in entry.slices)
+        return {"slices": slices, "grad_norm": math.sqrt(signal + this / (entry.supervised_tokens or 1))}
 
     return change
 
@@ -319,7 +371,33 @@ def test_a_batch_far_from_the_noise_scale_is_told_as_a_guide(tmp_path: Path, noi
     assert f"a {word} effective batch" in found.message
 
 
+def test_few_steps_give_a_rough_noise_scale_and_no_finding(tmp_path: Path) -> None:
+    report = examined(tmp_path, noisy(30.0), steps=40)
+    assert not report.found
+    assert "how sure that is cannot be told from 40 steps" in report.notes[0]
+
+
 def test_a_noise_scale_that_cannot_be_told_is_said_to_be_so(tmp_path: Path) -> None:
     report = examined(tmp_path, noisy(600.0, signal=0.0))
     assert not report.found
     assert "cannot be told" in report.notes[0]
+
+
+def test_a_learning_rate_of_zero_trains_nothing_and_no_advice_follows_from_it(tmp_path: Path) -> None:
+    report = examined(tmp_path, lambda step: {"loss": 2.0 + 0.05 * (step % 3), "learning_rate": 0.0})
+    found = only(report)
+    assert (found.rule, found.severity) == ("loss-flat", "high")
+    assert found.message == "The learning rate is 0 at all 120 steps: nothing is trained."
+
+
+def test_a_watched_run_that_counts_no_tokens_is_judged_by_its_sequences(tmp_path: Path) -> None:
+    plain = {
+        "tokens": None,
+        "padded_tokens": None,
+        "supervised_tokens": None,
+        "slices": (Slice(rank=0, sequences=8, length=None),),
+    }
+    report = observed(tmp_path, lambda _step: plain, seed=None, drop_last=None, data_fingerprint=None)
+    assert not report.found
+    assert report.tokens_per_second is None
+    assert report.sequences_per_second == pytest.approx(8, rel=0.1)

@@ -31,7 +31,7 @@ def test_the_right_example_is_clean(rule: Rule, tmp_path: Path) -> None:
 
 def test_names_are_those_that_were_agreed() -> None:
     assert {rule.name for rule in RULES} == {
-        "run-promise-broken", "run-headroom", "run-data-bound", "run-disk-bound", "run-thrashing", "run-slowing", "run-splits",
+        "run-promise-broken", "run-headroom", "run-data-bound", "run-disk-bound", "run-thrashing", "run-slowing", "run-splits", "run-skipped",
         "loss-diverges", "loss-oscillates", "loss-crawls", "loss-flat", "batch-beyond-noise",
     }  # fmt: skip
     assert all(rule.example_name == "ledger.jsonl" and rule.group == "run" for rule in RULES)

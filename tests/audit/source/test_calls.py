@@ -96,6 +96,29 @@ def test_a_renamed_argument_gets_its_new_name() -> None:
     assert "per_device_train_batch_size=8" in mended(text, found.edits)
 
 
+@pytest.mark.parametrize(
+    ("layout", "is_mended"),
+    [
+        ("TrainingArguments(\n    'out',\n    {old},\n    {new},\n)\n", True),
+        ("TrainingArguments('out', {old}, {new})\n", False),
+        ("settings = dict(\n    {old},\n    {new},\n)\nTrainingArguments('out', **settings)\n", True),
+    ],
+    ids=["lines", "one-line", "dict"],
+)
+@pytest.mark.parametrize("other", ["8", "16"])
+def test_an_argument_whose_new_name_is_there_too_is_taken_away_and_never_given_twice(
+    layout: str, is_mended: bool, other: str
+) -> None:
+    old, new = "per_gpu_train_batch_size=8", f"per_device_train_batch_size={other}"
+    text = "from transformers import TrainingArguments\n" + layout.format(old=old, new=new)
+    found = found_in(text)[0]
+    assert found.is_safe == (is_mended and other == "8"), "which of two values was meant is not ours to say"
+    after = mended(text, found.edits)
+    compile(after, "train.py", "exec", dont_inherit=True)
+    assert after.count(new) == 1
+    assert (old in after) != is_mended
+
+
 EXECUTABLE = """
 from accelerate.utils import find_executable_batch_size
 def main(model, optimizer, data):

@@ -359,3 +359,131 @@ def test_a_config_that_is_handed_over_is_known_without_an_import(tmp_path: Path)
     assert [(Path(each.file).name, each.line, each.rule, each.is_safe) for each in found] == [
         ("data.py", 5, "workers-hard-coded", True)
     ]
+
+
+def test_each_of_two_clamps_is_told_and_what_is_in_force_is_what_both_leave(tmp_path: Path) -> None:
+    text = """
+        def loader(args, data):
+            bs = min(args.batch_size, 16)
+            bs = min(bs, 8)
+            return DataLoader(data, batch_size=bs)
+    """
+    first, second = found_in(tmp_path, train=text)
+    assert (first.line, second.line) == (2, 3)
+    assert [row.in_force for row in first.in_force] == [row.in_force for row in second.in_force] == [8, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("if (b := args.batch_size) > 10:\n        b = 10\n    batch_size = b", "a name is born in what would go"),
+        ("batch_size = 8 * (args.batch_size // 8)", "the setting is not where the patch would look"),
+        ("batch_size = np.clip(args.batch_size, 1, 8)", "its lower bound would go too"),
+        (
+            "batch_size = args.batch_size\n    if batch_size > 8:\n        open('x', 'w').write('x')\n        batch_size = 8",
+            "it does something else",
+        ),
+    ],
+)
+def test_a_patch_that_would_change_something_else_is_not_offered(tmp_path: Path, body: str, why: str) -> None:
+    text = f"import numpy as np\ndef loader(args, data):\n    {body}\n    return DataLoader(data, batch_size=batch_size)\n"
+    [found] = found_in(tmp_path, train=text)
+    assert found.edits == (), why
+
+
+def test_a_helper_that_others_call_too_is_not_mended_by_itself(tmp_path: Path) -> None:
+    text = """
+        def small(n, top=4):
+            return min(n, top)
+
+        def loader(args, data):
+            print(data[: small(20)])
+            return DataLoader(data, batch_size=small(args.batch_size))
+    """
+    [found] = found_in(tmp_path, train=text)
+    assert found.edits
+    assert not found.is_safe
+
+
+def test_a_step_that_is_only_sliced_is_as_it_was_asked_for(tmp_path: Path) -> None:
+    text = """
+        def plan(args):
+            micro_batch_size = min(args.batch_size, 4)
+            accumulation_steps = args.batch_size // micro_batch_size
+            assert micro_batch_size * accumulation_steps == args.batch_size
+            return micro_batch_size, accumulation_steps
+    """
+    assert found_in(tmp_path, train=text) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "max(size for size in (1, 2, 4) if size <= args.batch_size)",
+        "[size for size in SIZES if size <= args.batch_size][-1]",
+        "args.batch_size if args.batch_size in (1, 2, 4) else 4",
+        "torch.tensor(args.batch_size).clamp(max=4).item()",
+        "2 ** int(math.log2(args.batch_size))",
+    ],
+)
+def test_other_ways_to_write_a_clamp_are_followed(tmp_path: Path, code: str) -> None:
+    text = (
+        f"import math\nimport torch\nSIZES = (1, 2, 4)\ndef loader(args, data):\n    return DataLoader(data, batch_size={code})\n"
+    )
+    [found] = found_in(tmp_path, train=text)
+    assert (found.rule, found.line) == ("batch-clamped", 5)
+
+
+def test_a_condition_that_reading_cannot_decide_stands_beside_what_is_in_force(tmp_path: Path) -> None:
+    text = """
+        def loader(args, data):
+            batch_size = args.batch_size
+            if args.sharded:
+                batch_size = min(batch_size, 4)
+            return DataLoader(data, batch_size=batch_size)
+    """
+    [found] = found_in(tmp_path, train=text)
+    assert list(rows(found)) == ["args.sharded"]
+
+
+@pytest.mark.parametrize(
+    "shell", ['ARGS=(--batch-size 64)\npython train.py "${ARGS[@]}"\n', 'OPTS="--batch-size 64"\npython train.py $OPTS\n']
+)
+def test_options_in_a_variable_of_the_launcher_count(tmp_path: Path, shell: str) -> None:
+    (tmp_path / "run.sh").write_text(shell)
+    text = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--batch-size', dest='bsz', type=int, default=8)\nbatch_size = min(p.parse_args().bsz, 2)\n"
+    [found] = found_in(tmp_path, train=text)
+    assert "64" in found.message
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "loader = DataLoader(data, batch_size=min(BATCH_SIZE, 2))  # enough?",
+        "files = !ls\nloader = DataLoader(data, batch_size=min(BATCH_SIZE, 2))",
+        "!python prepare.py \\\n  --all\nloader = DataLoader(data, batch_size=min(BATCH_SIZE, 2))",
+        "if True:\n    !nvidia-smi\nloader = DataLoader(data, batch_size=min(BATCH_SIZE, 2))",
+        "BATCH_SIZE?\nloader = DataLoader(data, batch_size=min(BATCH_SIZE, 2))",
+    ],
+)
+def test_magic_and_shell_lines_do_not_hide_the_rest_of_a_cell(tmp_path: Path, cell: str) -> None:
+    cells = ["BATCH_SIZE = 64", "this is no python", cell]
+    document = {"cells": [{"cell_type": "code", "source": each} for each in cells], "nbformat": 4}
+    (tmp_path / "train.ipynb").write_text(json.dumps(document))
+    project, found = examine_source([tmp_path])
+    assert [each.rule for each in found] == ["batch-clamped"]
+    assert any("cell 2" in note for note in project.notes)
+
+
+def test_a_link_that_leads_to_itself_is_a_note(tmp_path: Path) -> None:
+    (tmp_path / "self.py").symlink_to(tmp_path / "self.py")
+    project, found = examine_source([write(tmp_path, train="batch_size = min(args.batch_size, 2)\n")])
+    assert [each.rule for each in found] == ["batch-clamped"]
+    assert any("self.py" in note for note in project.notes)
+
+
+def test_classes_that_inherit_crosswise_take_no_time(tmp_path: Path) -> None:
+    classes = ["class C0:\n    pass\n", "class C1(C0):\n    pass\n"]
+    classes += [f"class C{n}(C{n - 1}, C{n - 2}):\n    pass\n" for n in range(2, 200)]
+    text = "".join(classes) + "def loader(data):\n    return DataLoader(data, batch_size=min(C199().batch_size, 2))\n"
+    assert [each.rule for each in found_in(tmp_path, train=text)] == ["batch-clamped"]

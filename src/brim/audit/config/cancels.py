@@ -90,9 +90,7 @@ def _no_evaluation(config: Config) -> Iterator[Found]:
     strategy = _strategy(config, "eval_strategy", "no")
     if strategy != "steps":
         text = _("eval_steps is {every}, and eval_strategy is {strategy}: it is not in force.")
-        row = InForce(setting="eval_steps", set=shown(entry.value), in_force=None)
-        message = text.format(every=entry.value, strategy=strategy)
-        yield config.found(RULE, entry, message, severity="low", in_force=(row,))
+        yield config.found(RULE, entry, text.format(every=entry.value, strategy=strategy), severity="low")
 
 
 def _plateau(config: Config) -> Iterator[Found]:
@@ -122,8 +120,7 @@ def _steps_and_epochs(config: Config) -> Iterator[Found]:
     if config.kind in TRAINER_KINDS and steps is not None and epochs is not None and _whole(steps.value) and epochs.value:
         text = _("max_steps {steps} goes over {key} {epochs}, which is not in force.")
         message = text.format(steps=steps.value, key=name, epochs=epochs.value)
-        row = InForce(setting=name, set=shown(epochs.value), in_force=None)
-        yield config.found(RULE, epochs, message, severity="low", in_force=(row,))
+        yield config.found(RULE, epochs, message, severity="low")
 
 
 def _warmups(config: Config) -> Iterator[Found]:

@@ -42,9 +42,8 @@ def check(config: Config, gpu: GPU) -> Iterator[Found]:
 def _precision(config: Config, said: Said, gpu: GPU) -> Iterator[Found]:
     if said.value == "bf16" and not gpu.bf16:
         text = _("{key} asks for bfloat16, and {gpu} has none: it is refused, or emulated slowly. Take fp16.")
-        row = InForce(setting=said.entry.name, set="bf16", in_force=None, when=gpu.name)
         message = text.format(key=said.entry.name, gpu=gpu.label)
-        yield config.found(RULE, said.entry, message, in_force=(row,), edits=_half(config, said))
+        yield config.found(RULE, said.entry, message, edits=_half(config, said))
     if said.value == "fp8" and gpu.sm is not None and gpu.sm < _FP8:
         text = _("{key} asks for fp8, which needs compute capability 8.9 (Ada, Hopper), and {gpu} has {capability}.")
         message = text.format(key=said.entry.name, gpu=gpu.label, capability=gpu.compute_capability)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from brim.audit.config import auto, cancels, card, dead_keys, pairs, prediction, product
 from brim.audit.config.kinds import TRAINER_KINDS, Config, recognise
 from brim.audit.config.links import link, processes
-from brim.errors import UsageError
+from brim.audit.config.reading import Broken, refuse_broken
+from brim.errors import ConfigError, UsageError
 from brim.locale import _
-from brim.machine.catalogue import find_gpu
+from brim.machine.catalogue import GPUChoice, find_gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from brim.audit.config.links import Pair
     from brim.audit.found import Found
     from brim.audit.source.module import Source
-    from brim.machine.catalogue import GPUChoice
 
 _MOST_PREDICTED: Final = 4
 """A prediction takes seconds; a folder of examples should not take minutes."""
+_MOST_NAMED: Final = 8
 
 
 def examine_configs(
@@ -29,15 +31,17 @@ def examine_configs(
     gpu: str | None = None,
     gpus: int | None = None,
     model: str | None = None,
+    seq_len: int | None = None,
     predict: bool = True,
     has_trainer: bool | None = None,
     notes: list[str] | None = None,
+    tell: Callable[[str], None] = lambda _text: None,
 ) -> Iterator[Found]:
     """What the config files of a project get wrong. Files of other kinds are passed over.
 
     `gpu` and `gpus` say where the run will be; without them nothing is said of cards, and of processes only what the files say.
-    `model` stands in where a file names none. `has_trainer`: whether the code uses the Hugging Face Trainer; None: not known.
-    `notes` receives what could not be read or predicted.
+    `model` and `seq_len` stand in where a file says none. `has_trainer`: whether the code uses the Hugging Face Trainer; None: not
+    known. `notes` receives what could not be read or predicted, and `tell` what takes a moment.
     """
     said: list[str] = [] if notes is None else notes
     known = [config for source in configs for config in recognise(source, said)]
@@ -50,13 +54,32 @@ def examine_configs(
             yield from card.check(config, choice.gpu)
     for pair in found:
         yield from pairs.check(pair)
-    if predict and choice is not None:
-        yield from _predicted(known, found, choice, world, model, said)
+    if not predict:
+        return
+    if choice is not None:
+        wish = _Wish(choice, world, model, seq_len)
+        yield from _predicted(known, found, wish, said, tell)
+    elif known and (model or seq_len):
+        said.append(_("No memory was predicted: no card is named. Give one with --gpu."))
+
+
+def passed_over(named: Iterable[Source]) -> list[str]:
+    """A config that was named and is none must not look as if it were right, and one that is broken ends it."""
+    notes: list[str] = []
+    for each in named:
+        try:
+            refuse_broken(each)
+        except Broken as error:
+            text = _("{file} cannot be read in line {line}: {why}.")
+            raise ConfigError(text.format(file=each.file, line=error.line, why=error.why)) from error
+        if not recognise(each, []):
+            notes.append(_("{file} is no training config that doctor knows, and was passed over.").format(file=each.file))
+    return notes
 
 
 def _alone(config: Config, found: list[Pair], world: int | None, has_trainer: bool | None) -> Iterator[Found]:
     users = [pair.one for pair in found if pair.other is config and pair.is_named]
-    yield from product.check(config, world or processes(config, found), is_named=bool(users))
+    yield from product.check(config, world or processes(config, found), users=users)
     is_trained = has_trainer if not any(user.kind in TRAINER_KINDS for user in users) else True
     yield from auto.check(config, has_trainer=is_trained)
     yield from pairs.check_accelerate(config)
@@ -74,13 +97,28 @@ def _choice(gpu: str | None, notes: list[str]) -> GPUChoice | None:
         return None
 
 
+@dataclass(frozen=True)
+class _Wish:
+    """What a prediction is made for, where the files do not say it."""
+
+    choice: GPUChoice
+    world: int | None
+    model: str | None
+    seq_len: int | None
+
+
 def _predicted(
-    known: list[Config], found: list[Pair], choice: GPUChoice, world: int | None, model: str | None, notes: list[str]
+    known: list[Config], found: list[Pair], wish: _Wish, notes: list[str], tell: Callable[[str], None]
 ) -> Iterator[Found]:
     trained = [config for config in known if config.kind in TRAINER_KINDS]
-    if len(trained) > _MOST_PREDICTED:
-        text = _("The memory of {count} configs was not predicted: name fewer files at once.")
-        notes.append(text.format(count=len(trained) - _MOST_PREDICTED))
-    for config in trained[:_MOST_PREDICTED]:
-        ranks = world or processes(config, found)
-        yield from prediction.check(config, choice.gpu, ranks=ranks, model=model, notes=notes)
+    # A file of DeepSpeed or accelerate has no figure of its own; where nothing else is there, that is said.
+    for config in trained[:_MOST_PREDICTED] or [config for config in known if config.inside is None][:1]:
+        tell(_("Predicting memory for {file} ...").format(file=config.file))
+        ranks = wish.world or processes(config, found)
+        yield from prediction.check(config, wish.choice.gpu, ranks=ranks, model=wish.model, seq_len=wish.seq_len, notes=notes)
+    left = [config.file for config in trained[_MOST_PREDICTED:]]
+    if left:
+        text = _("At most {most} configs are predicted at once. Not predicted: {files}.")
+        notes.append(
+            text.format(most=_MOST_PREDICTED, files=", ".join(left[:_MOST_NAMED]) + (", ..." if left[_MOST_NAMED:] else ""))
+        )

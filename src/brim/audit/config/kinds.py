@@ -150,7 +150,7 @@ def recognise(source: Source, notes: list[str]) -> list[Config]:
     try:
         tree = read(source)
     except Broken as error:
-        if len(words) > 1 and len(notes) < _LARGEST_SAID:
+        if len(notes) < _LARGEST_SAID:
             text = _("{file} looks like a training config, and cannot be read in line {line}: {why}.")
             notes.append(text.format(file=source.file, line=error.line, why=error.why))
         return []

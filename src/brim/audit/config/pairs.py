@@ -72,11 +72,10 @@ def check_accelerate(config: Config) -> Iterator[Found]:
     if precision is not None and precision.value is not None:
         repeated.append(precision)
     if repeated:
-        text = _("{keys} stand beside deepspeed_config_file: accelerate refuses to start, because {file} says them.")
+        text = _("Beside deepspeed_config_file stands what {file} says: {keys}. accelerate refuses to start.")
         keys = ", ".join(entry.last_name for entry in repeated)
         edits = tuple(edit for entry in repeated for edit in entry.delete())
-        rows = tuple(InForce(setting=entry.last_name, set=shown(entry.value), in_force=None) for entry in repeated)
-        yield config.found(RULE, repeated[0], text.format(keys=keys, file=file.value), in_force=rows, edits=edits)
+        yield config.found(RULE, repeated[0], text.format(keys=keys, file=file.value), edits=edits)
 
 
 def _trainer_and_deepspeed(pair: Pair) -> Iterator[Found]:
@@ -120,9 +119,8 @@ def _stops(pair: Pair, difference: _Difference) -> Found:
     if not pair.is_named:
         text = _("{key} is {value}, and {other} in {file}, beside it, is {there}: read together, the Trainer stops.")
     entry = difference.mine or pair.one.get("deepspeed") or next(iter(pair.one.entries.values()))
-    row = InForce(setting=difference.my_key, set=said["value"], in_force=None)
     edits = difference.other.set_to("auto") if pair.is_named else ()
-    return pair.one.found(RULE, entry, text.format(**said), confidence=_sure(pair, difference), in_force=(row,), edits=edits)
+    return pair.one.found(RULE, entry, text.format(**said), confidence=_sure(pair, difference), edits=edits)
 
 
 def _sure(pair: Pair, difference: _Difference) -> Confidence:

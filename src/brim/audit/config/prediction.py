@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 from brim.audit.config.kinds import TRAINER_KINDS, Config
 from brim.audit.config.links import engine_of
 from brim.audit.config.view import View, view_of
-from brim.errors import BrimError
+from brim.errors import BrimError, UnknownNameError
 from brim.locale import _, sentences
-from brim.records.findings import InForce
 from brim.sizes import format_bytes
-from brim.workload.cards import find_card
+from brim.workload.cards import find_card, nearest_models
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,21 +67,30 @@ class _Unknown(Exception):  # noqa: N818 (it is a reason, and becomes a note)
 
 
 def check(
-    config: Config, gpu: GPU, *, ranks: int | None = None, model: str | None = None, notes: list[str] | None = None
+    config: Config,
+    gpu: GPU,
+    *,
+    ranks: int | None = None,
+    model: str | None = None,
+    seq_len: int | None = None,
+    notes: list[str] | None = None,
 ) -> Iterator[Found]:
-    """Predict one config on one card; what cannot be predicted is noted."""
-    if config.kind not in TRAINER_KINDS or view_of(config).micro_batch is None:
-        return
+    """Predict one config on one card; what cannot be predicted is noted, and so is a figure of which there is nothing to say."""
+    said: list[str] = [] if notes is None else notes
     try:
-        asked = _asked(config, gpu, model, ranks or 1)
+        asked = _asked(config, gpu, model, ranks or 1, seq_len)
         own = _predict(asked, gpu, asked.micro_batch)
         best = _farthest(asked, gpu, own)
     except (_Unknown, BrimError) as error:
-        if notes is not None:
-            text = _("{file}: its memory was not predicted: {why}")
-            notes.append(text.format(file=config.file, why=str(error)))
+        text = _("{file}: its memory was not predicted: {why}")
+        said.append(text.format(file=config.file, why=str(error)))
         return
-    yield from _judge(asked, own, best)
+    found = list(_judge(asked, own, best))
+    if not found:
+        text = _("{file}: it fits. {model} is predicted to need {needed}, which is {share:.0%} of the {limit} of {gpu}.")
+        facts = {"needed": format_bytes(own.memory_bytes), "limit": format_bytes(own.limit_bytes), "share": own.share}
+        said.append(text.format(file=config.file, model=asked.model, gpu=gpu.label, **facts))
+    yield from found
 
 
 def _judge(asked: Asked, own: SweepRow, best: SweepRow | None) -> Iterator[Found]:
@@ -101,7 +109,7 @@ def _judge(asked: Asked, own: SweepRow, best: SweepRow | None) -> Iterator[Found
     if not own.fits:
         text = _("{model} with {key} {micro} of {length} tokens needs {needed}, and the card has {limit}: it runs out of memory.")
         message = sentences(text.format(**said), _how_far(asked, best))
-        yield asked.config.found(OVER, entry, message, confidence="medium", in_force=_row(asked, best), edits=_edits(asked, best))
+        yield asked.config.found(OVER, entry, message, confidence="medium", edits=_edits(asked, best))
     elif own.share < WELL_USED and best is not None and best.micro_batch > own.micro_batch:
         text = _("{model} with {key} {micro} of {length} tokens takes {share:.0%} of the card ({needed} of {limit}).")
         message = sentences(text.format(**said), _how_far(asked, best))
@@ -113,12 +121,6 @@ def _how_far(asked: Asked, best: SweepRow | None) -> str:
         return _("No other cut of this effective batch fits.")
     text = _("The largest that fits at the same effective batch of {effective} is {micro}, with accumulation {accumulation}.")
     return text.format(effective=asked.effective_batch, micro=best.micro_batch, accumulation=best.accumulation)
-
-
-def _row(asked: Asked, best: SweepRow | None) -> tuple[InForce, ...]:
-    assert asked.view.micro_batch is not None
-    fits = best.micro_batch if best is not None else None
-    return (InForce(setting=asked.view.micro_batch.entry.last_name, set=asked.micro_batch, in_force=fits),)
 
 
 def _edits(asked: Asked, best: SweepRow | None) -> tuple[Edit, ...]:
@@ -159,19 +161,23 @@ def _predict(asked: Asked, gpu: GPU, micro_batch: int) -> SweepRow:
     return found.rows[0]
 
 
-def _asked(config: Config, gpu: GPU, model: str | None, ranks: int) -> Asked:
+def _asked(config: Config, gpu: GPU, model: str | None, ranks: int, seq_len: int | None) -> Asked:
+    if config.kind not in TRAINER_KINDS:
+        raise _Unknown(_("a file of {tool} does not say what is trained.").format(tool=config.label))
     _check_task(config)
     view = view_of(config)
+    if view.micro_batch is None:
+        raise _Unknown(_("the file does not say the batch size."))
     name = model or (str(view.model.value) if view.model is not None else None)
     if name is None:
         raise _Unknown(_("the file names no model; give one with --model."))
-    if find_card(name) is None and not _is_here(name):
+    if not _is_known(name):
         raise _Unknown(_("{model} is neither in the catalogue nor in a folder here.").format(model=name))
     micro = config.whole(_key(config, view.micro_batch)) or 1
     accumulation = config.whole("gradient_accumulation_steps") or _from_batch(config, micro)
-    length = view.length.value if view.length is not None else _LENGTHS.get(config.kind)
-    if not isinstance(length, int):
-        raise _Unknown(_("the file does not say how long the sequences are."))
+    length = view.length.value if view.length is not None else seq_len or _LENGTHS.get(config.kind)
+    if isinstance(length, bool) or not isinstance(length, int) or length < 1:
+        raise _Unknown(_("the file does not say how long the sequences are; give it with --seq-len."))
     settings = {
         "seq_len": length,
         "padded": not (view.packing is not None and view.packing.value is True),
@@ -214,7 +220,24 @@ def _from_batch(config: Config, micro: int) -> int:
     return max(1, batch // micro) if batch is not None else 1
 
 
-def _is_here(name: str) -> bool:
+def refuse_unknown(name: str) -> None:
+    """A model that was named by hand must be one that brim can size."""
+    if not _is_known(name):
+        nearest = nearest_models(name)
+        raise UnknownNameError(
+            sentences(
+                _("There is no model {name!r} in the catalogue, and no folder of that name here.").format(name=name),
+                _("Nearest: {names}.").format(names=", ".join(nearest)) if nearest else "",
+            ),
+            nearest=nearest,
+            hint=_("`brim models` lists the catalogue."),
+        )
+
+
+def _is_known(name: str) -> bool:
+    """Without the network: from the catalogue, or a folder here."""
+    if find_card(name) is not None:
+        return True
     path = Path(name).expanduser()
     try:
         return (path / "config.json").is_file() or (path.suffix == ".json" and path.is_file())

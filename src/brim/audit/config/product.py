@@ -1,16 +1,19 @@
-"""The product of a DeepSpeed or axolotl config: micro-batch x accumulation x processes against the batch that the file names."""
+"""The product of a config: micro-batch x accumulation x processes against the batch that the file names, and factors that are none."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from brim.audit.config.kinds import ARGUMENT_KINDS, TRAINER_KINDS
+from brim.audit.config.view import view_of
 from brim.locale import _
 from brim.records.findings import InForce
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from brim.audit.config.kinds import Config
+    from brim.audit.config.kinds import Config, Kind
+    from brim.audit.config.reading import Entry
     from brim.audit.found import Edit, Found
 
 RULE = "config-product"
@@ -19,23 +22,77 @@ _MICRO = "train_micro_batch_size_per_gpu"
 _ACCUMULATION = "gradient_accumulation_steps"
 
 
-def check(config: Config, world: int | None, *, is_named: bool = False) -> Iterator[Found]:
-    """`world`: processes, where they are known. `is_named`: accelerate or the Trainer reads this DeepSpeed file."""
+_ARGUMENTS: Final = ("per_device_train_batch_size", _ACCUMULATION)
+_FACTORS: Final[dict[Kind, tuple[str, ...]]] = {
+    **dict.fromkeys(ARGUMENT_KINDS, _ARGUMENTS),
+    "axolotl": ("micro_batch_size", _ACCUMULATION, "batch_size"),
+    "deepspeed": (_TRAIN, _MICRO, _ACCUMULATION),
+}
+_TAKES_TEXT: Final = frozenset({"trl", "axolotl"})
+"""Whose parsers turn the text of a number into the number."""
+
+
+def check(config: Config, world: int | None, *, users: Sequence[Config] = ()) -> Iterator[Found]:
+    """`world`: processes, where they are known. `users`: the configs that name this DeepSpeed file, of accelerate or the Trainer."""
+    broken = list(_no_factors(config))
+    yield from broken
     if config.kind == "axolotl":
         yield from _axolotl(config, world)
-    if config.kind != "deepspeed" or any(config.value(name) == "auto" for name in (_TRAIN, _MICRO, _ACCUMULATION)):
+    if config.kind != "deepspeed" or broken or config.value(_TRAIN) == "auto":
         return
     if any(config.get(name) is not None for name in ("tensor_parallel", "sequence_parallel_size", "pipeline")):
         world = None  # then not every process has a batch of its own
-    train, micro, accumulation = config.whole(_TRAIN), config.whole(_MICRO), config.whole(_ACCUMULATION)
-    if is_named and config.get(_ACCUMULATION) is None:
+    train, micro, accumulation = config.whole(_TRAIN), _filled(config, _MICRO, users), _filled(config, _ACCUMULATION, users)
+    if train is None or any(config.value(name) == "auto" and not of for name, of in ((_MICRO, micro), (_ACCUMULATION, accumulation))):
+        return
+    if users and config.get(_ACCUMULATION) is None:
         accumulation = 1  # accelerate's DeepSpeedPlugin, through which the Trainer goes too, puts it there
-    if train is None or (micro is None and accumulation is None and world is None):
+    if micro is None and accumulation is None and world is None:
         return
     if micro is not None and accumulation is not None:
         yield from _three(config, train, micro, accumulation, world)
     else:
         yield from _rounded(config, train, micro or 1, accumulation or 1, world)
+
+
+def _filled(config: Config, name: str, users: Sequence[Config]) -> int | None:
+    """The figure, with the Trainer's own in the place of "auto"."""
+    if config.value(name) != "auto":
+        return config.whole(name)
+    user = next((each for each in users if each.kind in TRAINER_KINDS), None)
+    if user is None:
+        return None
+    view = view_of(user)
+    said = view.micro_batch if name == _MICRO else view.accumulation
+    if said is None:
+        return None if user.kind == "axolotl" else (8 if name == _MICRO else 1)  # transformers/training_args.py
+    return said.value if isinstance(said.value, int) and said.value > 0 else None
+
+
+def _no_factors(config: Config) -> Iterator[Found]:
+    """Factors that are below 1, or are text."""
+    for name in _FACTORS.get(config.kind, ()):
+        entry = config.get(name)
+        if entry is None or isinstance(entry.value, bool) or (config.prefix and config.inside is None and entry.value is None):
+            continue
+        if isinstance(entry.value, int | float) and entry.value < 1:
+            text = _("{key} is {value}, and nothing can be multiplied or divided by that: it must be 1 or more.")
+            yield config.found(RULE, entry, text.format(key=name, value=entry.value))
+        elif _is_number_as_text(entry) and config.kind not in _TAKES_TEXT:
+            yield _text(config, entry, name)
+    stage = config.get("zero_optimization.stage")
+    if config.kind == "deepspeed" and stage is not None and _is_number_as_text(stage):
+        yield _text(config, stage, "zero_optimization.stage")
+
+
+def _is_number_as_text(entry: Entry) -> bool:
+    return isinstance(entry.value, str) and entry.value.strip().isdecimal() and len(entry.value) < 10
+
+
+def _text(config: Config, entry: Entry, name: str) -> Found:
+    text = _('{key} is the text "{value}" and not the number, because it stands in quotes: {tool} compares it with numbers, and stops.')
+    message = text.format(key=name, value=entry.value, tool=config.label)
+    return config.found(RULE, entry, message, confidence="medium", edits=entry.set_to(int(entry.value)))
 
 
 def _three(config: Config, train: int, micro: int, accumulation: int, world: int | None) -> Iterator[Found]:
@@ -47,7 +104,7 @@ def _three(config: Config, train: int, micro: int, accumulation: int, world: int
                 "them equal, and DeepSpeed stops."
             )
             message = text.format(train=train, micro=micro, accumulation=accumulation, product=micro * accumulation)
-            yield config.found(RULE, entry, message, in_force=(InForce(setting=_TRAIN, set=train, in_force=None),))
+            yield config.found(RULE, entry, message)
         return
     product = micro * accumulation * world
     if product != train:
@@ -56,7 +113,7 @@ def _three(config: Config, train: int, micro: int, accumulation: int, world: int
             "step."
         )
         message = text.format(train=train, micro=micro, accumulation=accumulation, world=world, product=product)
-        yield config.found(RULE, entry, message, in_force=_row(train, world), edits=_mend(config, train, micro, world))
+        yield config.found(RULE, entry, message, edits=_mend(config, train, micro, world))
 
 
 def _rounded(config: Config, train: int, micro: int, accumulation: int, world: int | None) -> Iterator[Found]:
@@ -67,18 +124,15 @@ def _rounded(config: Config, train: int, micro: int, accumulation: int, world: i
             "train_batch_size is {train}, which {each} does not divide: DeepSpeed rounds the missing figure down, and stops."
         )
         message = text.format(train=train, each=each)
-        yield config.found(RULE, config.entries[_TRAIN], message, in_force=_row(train, world))
-
-
-def _row(train: int, world: int | None) -> tuple[InForce, ...]:
-    when = "" if world is None else f"world_size == {world}"
-    return (InForce(setting=_TRAIN, set=train, in_force=None, when=when),)
+        yield config.found(RULE, config.entries[_TRAIN], message)
 
 
 def _mend(config: Config, train: int, micro: int, world: int) -> tuple[Edit, ...]:
     """The batch that was named is kept where accumulation can make it."""
     entry = config.get(_ACCUMULATION)
-    return entry.set_to(train // (micro * world)) if entry is not None and train % (micro * world) == 0 else ()
+    if entry is None or entry.value == "auto" or train % (micro * world):
+        return ()
+    return entry.set_to(train // (micro * world))
 
 
 def _axolotl(config: Config, world: int | None) -> Iterator[Found]:

@@ -7,7 +7,9 @@ its size, depth and number of keys are bounded, and what cannot be read is `Brok
 
 from __future__ import annotations
 
+import json
 import re
+import tomllib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +27,7 @@ _DEEPEST: Final = 12
 _BOM: Final = "\ufeff"
 _BREAKS: Final = str.maketrans(dict.fromkeys("\x85\u2028\u2029", " "))  # line ends to YAML alone
 _JSON_PARTS: Final = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/|(?<=[\s,{\[])#[^\n]*|\t', re.DOTALL)
+_LAST_COMMA: Final = re.compile(r'"(?:\\.|[^"\\\n])*"|,(?=\s*[}\]])')
 _WHOLE: Final = re.compile(r"[-+]?[0-9]{1,18}")
 _REAL: Final = re.compile(r"[-+]?(?:[0-9]{1,60}\.?[0-9]{0,60}|\.[0-9]{1,60})(?:[eE][-+]?[0-9]{1,4})?")
 _WORDS: Final[dict[str, bool | None]] = {
@@ -65,6 +68,8 @@ class Entry:
     is_json: bool
     is_plain: bool
     """Whether the value is one scalar that stands on the line of its key."""
+    is_text_to_yaml: bool = False
+    """Whether PyYAML takes for text what looks like a number: `1e-5` has no point, and `1.0e5` no sign."""
 
     @property
     def line(self) -> int:
@@ -134,6 +139,8 @@ def read(source: Source) -> Tree | None:
     is_json = text.lstrip().startswith("{")
     if is_json:
         text = _JSON_PARTS.sub(_blank, text)
+        if source.file.lower().endswith(".json"):
+            _refuse_no_json(text)
     try:
         loader = yaml.SafeLoader(text)
         try:
@@ -149,6 +156,33 @@ def read(source: Source) -> Tree | None:
     if not isinstance(node, yaml.MappingNode):
         return None
     return _Reader(source.file, shift, is_json).read(node)
+
+
+def refuse_broken(source: Source) -> None:
+    """Raise `Broken` where a file cannot be read by any reader of its kind."""
+    if source.file.lower().endswith(".toml"):
+        try:
+            tomllib.loads(source.text)
+        except tomllib.TOMLDecodeError as error:
+            place = re.search(r"\(at line (\d+), column \d+\)", str(error))
+            raise Broken(int(place[1]) if place else source.text.count("\n") + 1, str(error).partition(" (at ")[0]) from error
+    else:
+        read(source)
+
+
+def _refuse_no_json(text: str) -> None:
+    """YAML takes more than JSON: a value that is missing would be null. A comma too many is what DeepSpeed's reader takes."""
+    try:
+        json.loads(_LAST_COMMA.sub(_blank_comma, text), strict=False)
+    except json.JSONDecodeError as error:
+        raise Broken(error.lineno, error.msg) from error
+    except (ValueError, RecursionError) as error:
+        raise Broken(1, type(error).__name__) from error
+
+
+def _blank_comma(match: re.Match[str]) -> str:
+    text = match[0]
+    return text if text.startswith('"') else f" {text[1:]}"
 
 
 def _blank(match: re.Match[str]) -> str:
@@ -198,6 +232,7 @@ class _Reader:
             of_value=self._span(value),
             is_json=self.is_json,
             is_plain=value.id == "scalar" and value.start_mark.line == value.end_mark.line == key.start_mark.line,
+            is_text_to_yaml=not self.is_json and value.id == "scalar" and value.tag.endswith(":str") and _is_real(_scalar(value)),
         )
 
     def _span(self, node: Any) -> Span:
@@ -253,3 +288,7 @@ def _scalar(node: Any) -> Any:
     if _WHOLE.fullmatch(plain):
         return int(plain)
     return float(plain) if _REAL.fullmatch(plain) else text
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, float)

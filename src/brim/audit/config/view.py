@@ -54,6 +54,8 @@ class View:
     zero_stage: Said | None = None
 
 
+_LENGTHS: Final = ("max_length", "max_seq_length", "model_max_length", "cutoff_len", "block_size")
+"""What TRL and scripts around the Trainer call the most tokens of a sequence."""
 _NAMES: Final[dict[Kind, dict[str, tuple[str, ...]]]] = {
     "transformers": {
         "micro_batch": ("per_device_train_batch_size", "per_gpu_train_batch_size"),
@@ -65,8 +67,9 @@ _NAMES: Final[dict[Kind, dict[str, tuple[str, ...]]]] = {
         "checkpointing": ("gradient_checkpointing",),
         "model": ("model_name_or_path",),
         "world_size": ("num_processes",),
+        "length": _LENGTHS,
     },
-    "trl": {"packing": ("packing",), "length": ("max_length", "max_seq_length")},
+    "trl": {"packing": ("packing",)},
     "llama-factory": {"packing": ("packing",), "length": ("cutoff_len",)},
     "axolotl": {
         "micro_batch": ("micro_batch_size",),

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from contextlib import suppress
 from typing import Any
 
 
@@ -16,41 +15,39 @@ class EventFile:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._descriptor: int | None = None
+        self._place: str | None = None
         self._settings: list[dict[str, Any]] = []
 
     @property
     def is_open(self) -> bool:
         """Whether this process has a file."""
-        return self._descriptor is not None
+        return self._place is not None
 
     def keep(self, event: dict[str, Any]) -> None:
         """A setting: written now if there is a file, else below its first line; and again where a forked process opens its own."""
         self._settings.append(event)
-        if self._descriptor is not None:
+        if self._place is not None:
             self.write(event)
 
     def open(self, first: dict[str, Any]) -> None:
         """Begin the file of this process."""
         name = f"rank{os.environ.get('RANK') or 0}-{os.getpid()}.jsonl"
-        place = os.path.join(self._folder, name)
-        self._descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        with suppress(OSError):
-            os.set_inheritable(self._descriptor, False)
+        self._place = os.path.join(self._folder, name)
         for event in [first, *self._settings]:
             self.write(event)
 
     def write(self, event: dict[str, Any]) -> None:
-        """Append one line."""
-        assert self._descriptor is not None
-        os.write(self._descriptor, (json.dumps(event, default=_plain) + "\n").encode())
+        """Append one line. The file is opened for it: a script that closes what it did not open would hand our number to its own file."""
+        assert self._place is not None
+        descriptor = os.open(self._place, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(descriptor, (json.dumps(event, default=_plain) + "\n").encode())
+        finally:
+            os.close(descriptor)
 
     def forget(self) -> None:
         """In a forked process: the file is its parent's."""
-        if self._descriptor is not None:
-            with suppress(OSError):
-                os.close(self._descriptor)
-            self._descriptor = None
+        self._place = None
 
 
 def number(value: Any) -> Any:

@@ -63,6 +63,7 @@ def _arguments(arguments: Any) -> dict[str, Any]:
 def _accelerator(accelerator: Any) -> dict[str, Any]:
     return {
         "accumulation": int(accelerator.gradient_accumulation_steps),
+        "is_split": bool(getattr(accelerator, "split_batches", False)),
         "settings": {"mixed_precision": _plain(accelerator.mixed_precision), "num_processes": int(accelerator.num_processes)},
     }
 

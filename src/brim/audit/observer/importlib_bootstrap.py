@@ -4,7 +4,8 @@ This file has its name from how `warnings` counts: a frame whose file name holds
 `stacklevel`. So a warning from below still names the line of the script that it is about. Tracebacks are cleared of these frames before
 Python prints them (`without_our_frames`).
 
-Under torch.compile a wrapper is traced as if it were not there: `is_compiling()` is a constant then.
+Under torch.compile a wrapper is traced as if it were not there: `is_compiling()` is a constant then. It is also true while torch.fx and
+torch.jit trace, which would take what we look at for part of the model.
 """
 
 from __future__ import annotations
@@ -37,6 +38,16 @@ def call_of(original: Function, watch: Watch) -> Function:
             raise
         watch.measured(watch.end_forward, self, args, kwargs)
         return result
+
+    return __call__
+
+
+def inherited_call_of(module: Any) -> Function:
+    """`Module.__call__`, whatever it is when it is called."""
+
+    @functools.wraps(module.__call__)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        return module.__call__(self, *args, **kwargs)
 
     return __call__
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ _LIBRARIES = (
     os.path.dirname(os.__file__) + os.sep,
 )
 _MOST_FILES = 1000
+_MOST_SAMPLERS = 8
+"""How deep samplers may lie in samplers."""
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -29,7 +32,7 @@ class Loaders:
         self._torch = torch
         self._keep = keep
         self._made: dict[int, dict[str, Any]] = {}
-        self._running: dict[int, tuple[Any, dict[str, Any]]] = {}
+        self._running: dict[int, tuple[Any, dict[str, Any], int | None]] = {}
         self._fresh: list[dict[str, Any]] = []
         self._told: list[dict[str, Any]] = []
 
@@ -37,12 +40,7 @@ class Loaders:
         """A loader was made. It is told when it first runs: wrappers make several of which one runs."""
         del kwargs
         loader = args[0]
-        self._made[id(loader)] = {
-            "settings": _settings(self._torch, loader),
-            "where": line_of_the_script(),
-            "batches": 0,
-            "trains": None,
-        }
+        self._made[id(loader)] = {"where": line_of_the_script(), "batches": 0, "trains": None}
 
     def start(self, loader: Any, iterator: Any) -> None:
         """A loader begins to run."""
@@ -50,18 +48,37 @@ class Loaders:
         if made is None:
             return
         if "loader" not in made:
-            told = {"kind": "loader", "where": made["where"], **made["settings"]}
+            # Now, not when it was made: wrappers (accelerate) put samplers of their own in after that.
+            told = {"kind": "loader", "where": made["where"], **_settings(self._torch, loader)}
             if told not in self._told:
                 self._told.append(told)
                 self._keep({**told, "loader": len(self._told) - 1})
             made["loader"] = self._told.index(told)
-        self._running[id(iterator)] = (iterator, made)
+        length = None
+        if not isinstance(loader.dataset, self._torch.utils.data.IterableDataset):
+            with suppress(Exception):
+                length = len(loader)
+        # Weakly: an iterator that the script lets go takes its workers with it.
+        self._running[id(iterator)] = (weakref.ref(iterator), made, length and made["batches"] + length)
         while len(self._running) > 8:
             self._running.pop(next(iter(self._running)))
 
+    def _made_of(self, iterator: Any) -> tuple[dict[str, Any] | None, int | None]:
+        """What is known of the loader of an iterator, and with which batch it ends."""
+        reference, made, last = self._running.get(id(iterator), (None, None, None))
+        return (made, last) if reference is not None and reference() is iterator else (None, None)
+
+    def gave_last(self, iterator: Any) -> bool:
+        """Whether it has just given its last batch for training: who knows the length (Lightning) does not ask for one more."""
+        made, last = self._made_of(iterator)
+        if made is None or made["trains"] is not True or last is None or made["batches"] < last:
+            return False
+        self._running.pop(id(iterator))
+        return True
+
     def give(self, iterator: Any) -> int:
         """A loader gave a batch: 1 if it is known as one that feeds training."""
-        _iterator, made = self._running.get(id(iterator), (None, None))
+        made, _last = self._made_of(iterator)
         if made is None:
             return 0
         made["batches"] += 1
@@ -71,7 +88,8 @@ class Loaders:
 
     def stop(self, iterator: Any) -> bool:
         """A loader has come to its end: whether it is one that feeds training."""
-        _iterator, made = self._running.pop(id(iterator), (None, None))
+        made, _last = self._made_of(iterator)
+        self._running.pop(id(iterator), None)
         return made is not None and made["trains"] is True
 
     def mark_training(self) -> int:
@@ -92,8 +110,8 @@ class Loaders:
     def workers(self) -> list[int]:
         """The processes that load at the moment."""
         found = []
-        for iterator, _made in self._running.values():
-            found += [worker.pid for worker in getattr(iterator, "_workers", ()) if worker.is_alive()]
+        for reference, _made, _last in self._running.values():
+            found += [worker.pid for worker in getattr(reference(), "_workers", ()) if worker.is_alive()]
         return found
 
     def counts(self) -> list[list[Any]]:
@@ -115,13 +133,39 @@ def _settings(torch: Any, loader: Any) -> dict[str, Any]:
         ),
         "prefetch_factor": getattr(loader, "prefetch_factor", None),
         "persistent_workers": bool(getattr(loader, "persistent_workers", False)),
-        "shuffle": isinstance(getattr(loader, "sampler", None), samplers.RandomSampler),
+        "shuffle": None,
         "sequences": None,
     }
     if not isinstance(loader.dataset, samplers.IterableDataset):
         with suppress(Exception):
             found["sequences"] = len(loader.dataset)
+        with suppress(Exception):
+            found["shuffle"] = _shuffles(samplers, loader)
     return found
+
+
+def _shuffles(samplers: Any, loader: Any) -> bool | None:
+    """Whether the order is random; None where that does not show."""
+    found = _first_of(loader, "batch_sampler", "sampler")
+    for _depth in range(_MOST_SAMPLERS):
+        if isinstance(found, (samplers.RandomSampler, samplers.SubsetRandomSampler, samplers.WeightedRandomSampler)):
+            return True
+        if isinstance(found, samplers.SequentialSampler):
+            return False
+        told = getattr(found, "shuffle", None)
+        if isinstance(told, bool):
+            return told
+        # Batch samplers hold a sampler, and those of accelerate hold a batch sampler.
+        inner = _first_of(found, "batch_sampler", "sampler")
+        if inner is None:
+            # Who holds a generator of random numbers draws from it.
+            return True if getattr(found, "generator", None) is not None else None
+        found = inner
+    return None
+
+
+def _first_of(owner: Any, *names: str) -> Any:
+    return next((value for name in names if (value := getattr(owner, name, None)) is not None), None)
 
 
 def files_of_the_script() -> list[str]:

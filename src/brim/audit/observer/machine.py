@@ -24,8 +24,16 @@ def identity(torch: Any) -> dict[str, Any]:
         "launch": os.environ.get("TORCHELASTIC_RUN_ID") or os.environ.get("MASTER_PORT") or "",
         "restart": _whole("TORCHELASTIC_RESTART_COUNT", 0),
         "python": sys.version.split()[0], "torch": str(torch.__version__), "script": os.path.abspath(sys.argv[0]) if sys.argv else "",
-        "folder": os.getcwd(),
+        "folder": os.getcwd(), "cores": _cores(),
     }  # fmt: skip
+
+
+def _cores() -> int | None:
+    """Processor cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):  # macOS, Windows
+        return os.cpu_count()
 
 
 class Memory:

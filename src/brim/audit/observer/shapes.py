@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 _NAMES = (
@@ -12,6 +14,8 @@ _NAMES = (
 _DEPTH = 4
 """How far a tensor may lie in lists and dictionaries."""
 IGNORED = -100
+_SIDE = re.compile(r"mask|pos|adj", re.IGNORECASE)
+"""Names of what goes along with a batch and need not have its rows."""
 _KNOWN: Any = weakref.WeakKeyDictionary()
 
 
@@ -21,6 +25,15 @@ class Given:
     __slots__ = ("length", "mask", "rows", "targets", "tensor")
 
     def __init__(self, torch: Any, args: Any, kwargs: Any, names: tuple[str, ...] = ()) -> None:
+        self.tensor = self.mask = self.targets = None
+        self.rows: int | None = None
+        self.length: int | None = None
+        # What a script gives its model may be anything, and its rows are not worth more than the rest that is watched.
+        with suppress(Exception):
+            if not _is_transformed(torch):
+                self._look(torch, args, kwargs, names)
+
+    def _look(self, torch: Any, args: Any, kwargs: Any, names: tuple[str, ...]) -> None:
         named = _named(args, kwargs, names)
         self.tensor = _leading(torch, named, args, kwargs)
         self.rows = _rows(self.tensor, args, kwargs)
@@ -34,7 +47,7 @@ def names_of(model: Any) -> tuple[str, ...]:
     inner = getattr(model, "module", None) or getattr(model, "_orig_mod", None) or model
     kind = type(inner)
     if kind not in _KNOWN:
-        code = getattr(kind.forward, "__code__", None)
+        code = getattr(getattr(kind, "forward", None), "__code__", None)
         _KNOWN[kind] = () if code is None else code.co_varnames[1 : code.co_argcount]
     names: tuple[str, ...] = _KNOWN[kind]
     return names
@@ -52,7 +65,12 @@ def _leading(torch: Any, named: Any, args: Any, kwargs: Any) -> Any:
         value = named.get(name)
         if isinstance(value, torch.Tensor) and value.dim():
             return value
-    return _first_tensor(torch, args, _DEPTH) if args else _first_tensor(torch, list(kwargs.values()), _DEPTH)
+    plain = [value for name, value in kwargs.items() if not _SIDE.search(name)]
+    for given in (args, plain, list(kwargs.values())):
+        found = _first_tensor(torch, given, _DEPTH)
+        if found is not None:
+            return found
+    return None
 
 
 def _first_tensor(torch: Any, value: Any, depth: int) -> Any:
@@ -60,12 +78,24 @@ def _first_tensor(torch: Any, value: Any, depth: int) -> Any:
         return value if value.dim() else None
     if not depth or isinstance(value, (str, bytes)):
         return None
-    members = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    for member in members:
+    for member in _members(value):
         found = _first_tensor(torch, member, depth - 1)
         if found is not None:
             return found
     return None
+
+
+def _members(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return value
+    named = value if isinstance(value, Mapping) else vars(value) if hasattr(value, "__dict__") and not callable(value) else {}
+    return [member for name, member in named.items() if not _SIDE.search(str(name))]
+
+
+def _is_transformed(torch: Any) -> bool:
+    """Inside vmap and its like, where a dimension is hidden."""
+    functorch = getattr(torch._C, "_functorch", None)  # noqa: SLF001 (there is no public way to ask)
+    return functorch is not None and functorch.peek_interpreter_stack() is not None
 
 
 def _rows(tensor: Any, args: Any, kwargs: Any) -> int | None:

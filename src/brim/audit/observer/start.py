@@ -19,6 +19,7 @@ from .importlib_bootstrap import (
     excepthook_of,
     forward_of,
     grad_of,
+    inherited_call_of,
     is_ours,
     iter_of,
     mark,
@@ -150,7 +151,9 @@ class _Search:
         current = kind.__call__
         if is_ours(current):
             return
-        wrapped = call_of(self._original if current is self._searching else current, self._watch)
+        # What is inherited is looked up at each call: torch.fx puts another `Module.__call__` in its place while it traces.
+        inherits = current in (self._original, self._searching)
+        wrapped = call_of(inherited_call_of(self._module) if inherits else current, self._watch)
         mark(wrapped)
         kind.__call__ = wrapped
 

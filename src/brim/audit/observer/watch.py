@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 _MESSAGE = 500
 """Characters of an error's message that are kept."""
+_MOST_CALLS = 10_000
+"""Forward passes without a backward that are remembered."""
+_MOST_SEARCHES = 20
+"""How often models are looked for because of a step on what was not seen: some scripts train no module at all."""
 
 
 class Watch:
@@ -62,6 +66,7 @@ class Watch:
         self._micros: list[Micro] = []
         self._stepped_in_backward: Any = None
         self._learning_rate: Any = None
+        self._unseen_backwards = self._unseen_steps = 0
         self._noted_error = 0
         self._mark: float | None = None
         self._window_began: float | None = None
@@ -150,7 +155,8 @@ class Watch:
             self._cleared.add(id(owner))
             if id(owner) in self._stepped_last and not self._cleared >= self._stepped_last:
                 return
-        self._discarded += len(self._micros)
+        if not self._step_depth:  # a closure that is called again and again inside a step loses nothing
+            self._discarded += len(self._micros)
         self._micros.clear()
         self._cleared.clear()
 
@@ -185,6 +191,7 @@ class Watch:
         self._mark = perf_counter()
         self._given += self.loaders.mark_training()
         self._calls.append(Call(module, given))
+        del self._calls[:-_MOST_CALLS]
         self._consumed += 1
         if self._ends_in:
             self._ends_in -= 1
@@ -215,7 +222,9 @@ class Watch:
             self._evaluations += evaluations_among(self._calls)
             self._micros.append(Micro(self._calls, self._targets, loss))
             self._calls, self._targets = [], []
-        elif self._micros and self._micros[-1].loss is not None and loss is not None:
+        elif not self._micros:
+            self._unseen_backwards += 1
+        elif self._micros[-1].loss is not None and loss is not None:
             self._micros[-1].loss = total([self._micros[-1].loss, loss])
         self._cleared.clear()
         if self._stepped_in_backward is not None:
@@ -227,6 +236,7 @@ class Watch:
         if self.file.is_open and self._torch.is_grad_enabled():
             with suppress(Exception):
                 self._targets.append(known(count_targets(args, kwargs)))
+                del self._targets[:-_MOST_CALLS]
 
     def scale(self, args: Any, kwargs: Any) -> None:
         """After `GradScaler.scale`: backward will be called on a multiple of this loss."""
@@ -276,6 +286,9 @@ class Watch:
         self._waited(began)
         if not is_exhausted:
             self._given += self.loaders.give(iterator)
+            if self.loaders.gave_last(iterator):
+                self._ends_in = max(1, self._given - self._consumed)
+                self._given, self._consumed = self._ends_in, 0
         elif self.loaders.stop(iterator):
             # Batches that were read ahead are still to be trained on: the data ends with the last of them.
             self._ends_in = max(0, self._given - self._consumed)
@@ -296,8 +309,11 @@ class Watch:
             # A gradient that came without backward: each forward pass is a micro-batch then.
             self._micros += [Micro([call], self._targets if not place else [], None) for place, call in enumerate(self._calls)]
             self._calls, self._targets = [], []
+        unseen, self._unseen_backwards = self._unseen_backwards, 0
         if not self._micros:
             self._stepped_last.add(id(optimizer))  # another optimizer of the same step
+            if unseen:
+                self._miss_step()
             return
         self._stepped_last = {id(optimizer)}
         if not self.file.is_open:
@@ -319,6 +335,14 @@ class Watch:
         self._data_ended = None
         self._window_began = self._mark = perf_counter()
         self._stop_searching()
+
+    def _miss_step(self) -> None:
+        """A step on what was not seen: perhaps of a model that came later, so models are looked for again."""
+        self._unseen_steps += 1
+        if self._unseen_steps <= _MOST_SEARCHES:
+            self._models = weakref.WeakKeyDictionary()
+            self._searching_steps = 0
+            self.look_for_models(True)
 
     def _device_type(self) -> str:
         for model in self._models:
@@ -369,7 +393,8 @@ class Watch:
             {
                 "kind": "end", "time": time.time(), "micros": [[micro.rows, micro.length] for micro in self._micros],
                 "discarded": self._discarded, "evaluations": self._evaluations, "evaluation_rows": self._evaluation_rows,
-                "data_ended": self._data_ended, "own": self._own_seconds - self._told_own_seconds, "loaders": self.loaders.counts(),
+                "unseen_steps": self._unseen_steps, "evaluation": self._evaluation_seconds, "data_ended": self._data_ended,
+                "own": self._own_seconds - self._told_own_seconds, "loaders": self.loaders.counts(),
             }
         )  # fmt: skip
 
@@ -381,11 +406,18 @@ class Watch:
 
 
 def _is_compiling(torch: Any) -> Callable[[], bool]:
-    for place in ("compiler", "_utils"):
-        found = getattr(getattr(torch, place, None), "is_compiling", None)
-        if found is not None:
-            return found  # type: ignore[no-any-return]
-    return lambda: False
+    compiles: Callable[[], bool] = lambda: False
+    for place in ("_utils", "compiler"):
+        compiles = getattr(getattr(torch, place, None), "is_compiling", None) or compiles
+    records, modules = torch.jit.is_tracing, sys.modules
+
+    def is_compiling() -> bool:
+        if compiles():
+            return True
+        fx = modules.get("torch.fx._symbolic_trace")
+        return records() or bool(getattr(fx, "_is_fx_tracing_flag", False))
+
+    return is_compiling
 
 
 def _scalar(tensors: Any, unscaled: Any) -> Any:

@@ -16,7 +16,7 @@ from .shapes import IGNORED
 class Call:
     """One forward pass of a model, called from outside any other."""
 
-    __slots__ = ("is_training", "labels", "length", "model", "rows", "shifts", "tensor", "tokens")
+    __slots__ = ("is_training", "length", "model", "rows", "targets", "tensor", "tokens")
 
     def __init__(self, model: Any, given: Any) -> None:
         self.model = id(model)
@@ -24,8 +24,8 @@ class Call:
         self.rows = given.rows
         self.length = given.length
         self.tokens = None if given.mask is None else known(given.mask.sum())
-        self.labels = given.targets
-        self.shifts = "CausalLM" in type(getattr(model, "module", model)).__name__
+        # Counted at once: a call that no backward follows must not keep its labels alive.
+        self.targets = _labels(given.targets, shifts="CausalLM" in type(getattr(model, "module", model)).__name__)
         self.tensor = None if given.tensor is None else weakref.ref(given.tensor)
 
 
@@ -42,7 +42,7 @@ class Micro:
         lengths = [call.length for call in counted]
         self.length = None if not lengths or None in lengths else max(lengths)
         self.tokens = total([call.tokens for call in counted])
-        self.targets = total(targets) if targets else total([_labels(call) for call in counted])
+        self.targets = total(targets) if targets else total([call.targets for call in counted])
         self.loss = loss
 
 
@@ -66,9 +66,8 @@ def _counted(calls: list[Call]) -> list[Call]:
     return found
 
 
-def _labels(call: Call) -> Any:
+def _labels(labels: Any, *, shifts: bool) -> Any:
     """Supervised targets by the labels, where no loss function was seen that counts them. Decoders predict the next token."""
-    labels = call.labels
     if labels is None or labels.is_floating_point():
         return None
-    return known(((labels[:, 1:] if labels.dim() == 2 and call.shifts else labels) != IGNORED).sum())
+    return known(((labels[:, 1:] if labels.dim() == 2 and shifts else labels) != IGNORED).sum())

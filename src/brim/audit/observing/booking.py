@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -17,22 +19,36 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Began:
+    """When the observing began: for people, and by the clock that seconds are counted with."""
+
+    at: str
+    clock: float
+
+    @classmethod
+    def now(cls) -> Began:
+        """This moment."""
+        return cls(datetime.now().astimezone().isoformat(timespec="seconds"), time.monotonic())
+
+
 class Book:
     """One ledger. Its header is written with the first step: only then it is known what trains, and where."""
 
-    def __init__(self, path: Path, *, promised: int | None, ranks: int, first: Event, settings: list[Event]) -> None:
+    def __init__(
+        self, path: Path, *, began: Began, promised: int | None, ranks: int, first: Event, settings: list[Event]
+    ) -> None:
         self.path = path
         self._promised = promised
         self._sequences = 0
         self._data = _sequences_in_data(settings)
-        self._writer = LedgerWriter(path, _header(promised, ranks, first, settings), on_trouble=lambda _sentence: None)
+        header = _header(began.at, promised, ranks, first, settings)
+        self._writer = LedgerWriter(path, header, on_trouble=lambda _sentence: None, started=began.clock)
 
     def write(self, step: Step) -> None:
         """Append a step."""
         sequences = step.sequences or 0
         self._sequences += sequences
-        lengths = [length for _rank, _rows, length in step.micros]
-        padded = sum((rows or 0) * (length or 0) for _rank, rows, length in step.micros) if None not in lengths else 0
         self._writer.write(
             LedgerEntry(
                 step=step.number,
@@ -40,11 +56,11 @@ class Book:
                 promised_sequences=self._due(step),
                 sequence_ids=(),
                 sequences=sequences,
-                tokens=step.total("tokens") or 0,
-                padded_tokens=padded,
-                supervised_tokens=step.total("targets") or 0,
+                tokens=step.total("tokens"),
+                padded_tokens=step.padded_tokens,
+                supervised_tokens=step.total("targets"),
                 slices=tuple(
-                    Slice(rank=rank, sequences=rows, length=length or 1)
+                    Slice(rank=rank, sequences=rows, length=length or None)
                     for rank, rows, length in step.micros
                     if rows and step.sequences is not None
                 ),
@@ -70,20 +86,22 @@ class Book:
         return min(self._promised, step.sequences) if step.ends_data else self._promised
 
 
-def _header(promised: int | None, ranks: int, first: Event, settings: list[Event]) -> LedgerHeader:
+def _header(at: str, promised: int | None, ranks: int, first: Event, settings: list[Event]) -> LedgerHeader:
     facts: dict[str, Any] = {}
     for event in settings:
         if event["kind"] == "fact":
             facts |= event["settings"]
     return LedgerHeader(
-        started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
+        started_at=at,
         observed=True,
-        seed=0,
+        seed=None,
         effective_batch=promised,
+        drop_last=None,
         world_size=ranks,
         device=str(first.get("card") or first.get("device") or "cpu"),
         memory_limit_bytes=first.get("limit") if first.get("limit") is not None else _host_memory(first),
-        configuration=facts,
+        data_fingerprint=None,
+        configuration={**facts, "cores": _cores(first)},
         versions={name: str(first[name]) for name in ("python", "torch") if name in first},
     )
 
@@ -95,6 +113,14 @@ def _host_memory(first: Event) -> int | None:
     from brim.machine.host import host
 
     return host().memory_bytes
+
+
+def _cores(first: Event) -> int | None:
+    """What the process may use, by its own affinity and by the quota that it shares with us."""
+    from brim.machine.host import host
+
+    quota, cores = host().quota_cores, first.get("cores")
+    return cores if not cores or not quota else max(1, min(int(cores), int(quota)))
 
 
 def _sequences_in_data(settings: list[Event]) -> int | None:

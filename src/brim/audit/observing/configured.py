@@ -24,6 +24,10 @@ _ACCUMULATION: Final = (
     "gradient_accumulation_steps", "gradient_accumulation", "grad_accumulation_steps", "grad_accum_steps", "grad_accum",
     "accumulation_steps", "accumulate_grad_batches", "accum_steps", "accum_iter", "accumulation", "gas",
 )  # fmt: skip
+_OTHER_PARTS: Final = frozenset(
+    {"eval", "evaluation", "val", "valid", "validation", "test", "pred", "predict", "infer", "inference"}
+)
+"""In the name of a flag: its number is not the training's."""
 _FLAG: Final = re.compile(r"(?:--?)?(?:[\w-]+\.)*([A-Za-z][\w-]*)=(\d+)|--?(?:[\w-]+\.)*([A-Za-z][\w-]*)")
 
 
@@ -52,11 +56,16 @@ def flags(arguments: Sequence[str]) -> dict[str, tuple[int, str]]:
         match = _FLAG.fullmatch(word)
         if match is None:
             continue
+        if _OTHER_PARTS & set(re.split(r"[-._]", word.partition("=")[0].lower())):
+            continue
         following = arguments[place + 1] if place + 1 < len(arguments) else ""
         value = match[2] if match[1] else following
         if value.isdigit() and int(value) > 0:
             typed = word if match[1] else f"{word} {value}"
-            found[(match[1] or match[3]).lower().replace("-", "_")] = (int(value), typed)
+            name = (match[1] or match[3]).lower().replace("-", "_")
+            # `model.batch_size` does not overrule `train.batch_size`.
+            if "train." not in found.get(name, (0, ""))[1]:
+                found[name] = (int(value), typed)
     return found
 
 
@@ -92,12 +101,14 @@ def _by_parts(clues: Clues, seen: BatchInForce | None) -> Configured | None:
     accumulation = given[accumulated][0] if accumulated else int(fact["accumulation"]) if fact else None
     if micro is None:
         return None if fact is None else _by_loader(clues, fact)
+    if accumulation is None and seen is not None and seen.sequences == given[micro][0]:
+        return Configured(effective_batch=seen.sequences, source=given[micro][1])  # a total that the script divides
     is_assumed = accumulation is None
     if accumulation is None:
         # Nobody says how often it accumulates. Where the micro-batch is as it was asked for, nothing speaks against what was seen.
         accumulation = seen.accumulation if seen is not None and seen.micro_batch == given[micro][0] else 1
     names = [given[name][1] for name in (micro, accumulated) if name] + ([str(fact["of"])] if fact and not accumulated else [])
-    found = _product(given[micro][0], accumulation, clues.ranks, ", ".join(names), None)
+    found = _product(given[micro][0], accumulation, _sharing(clues, fact), ", ".join(names), None)
     return replace(found, accumulation=None) if is_assumed else found
 
 
@@ -110,7 +121,14 @@ def _by_loader(clues: Clues, fact: Event) -> Configured | None:
     if not loaders:
         return None
     source = _("{framework} and the DataLoader").format(framework=fact["of"])
-    return _product(int(loaders[0]["batch_size"]), max(1, int(fact["accumulation"])), clues.ranks, source, fact.get("where"))
+    return _product(
+        int(loaders[0]["batch_size"]), max(1, int(fact["accumulation"])), _sharing(clues, fact), source, fact.get("where")
+    )
+
+
+def _sharing(clues: Clues, fact: Event | None) -> int:
+    """By how many a loader's batch is multiplied: accelerate's split_batches divides it among the ranks instead."""
+    return 1 if fact is not None and fact.get("is_split") else clues.ranks
 
 
 def _fact(clues: Clues, *names: str) -> Event | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from brim.audit.observing.booking import Book
+from brim.audit.observing.booking import Began, Book
 from brim.audit.observing.configured import Clues, configured
 from brim.audit.observing.reading import Reader, Run
 from brim.audit.observing.tally import Step, Tally
+from brim.errors import BrimError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +26,8 @@ class Followed:
     run: Run
     tally: Tally = field(default_factory=Tally)
     book: Book | None = None
+    is_unwritable: bool = False
+    """Whether the ledger could not be begun."""
     held: Step | None = None
     taken: int = 0
 
@@ -53,25 +56,45 @@ class Follower:
     """All runs of one command."""
 
     def __init__(self, output: Path, events: Path, asked: int | None) -> None:
+        self.began = Began.now()
         self.reader = Reader(events)
         self.followed: list[Followed] = []
+        self.troubles: list[str] = []
+        """What went wrong on our side, in sentences: the command goes on all the same."""
         self._output = output
         self._asked = asked
 
     def look(self) -> None:
-        """Take in what is new. Called now and then, and once more at the end."""
-        self._take()
+        """Take in what is new. Called now and then, and once more at the end. Never fails: a command runs that must not be left alone."""
+        try:
+            self._take()
+        except Exception as error:  # noqa: BLE001 (whatever it is, the command comes first)
+            self._note(error)
 
     def end(self, *, finished: bool, reason: str) -> None:
         """The command has ended: what was held back is written, and the ledgers are closed."""
-        self._take(at_the_end=True)
+        try:
+            self._take(at_the_end=True)
+        except Exception as error:  # noqa: BLE001 (as above)
+            self._note(error)
         for each in self.followed:
-            if each.held is not None:
-                end = each.run.first.end or {}
-                self._write(each, replace(each.held, ends_data=each.held.ends_data or end.get("data_ended") == "before"))
-                each.held = None
-            if each.book is not None:
-                each.book.close(finished=finished, reason=reason)
+            try:
+                self._end(each, finished=finished, reason=reason)
+            except Exception as error:  # noqa: BLE001 (as above)
+                self._note(error)
+
+    def _end(self, each: Followed, *, finished: bool, reason: str) -> None:
+        if each.held is not None:
+            end = each.run.first.end or {}
+            held, each.held = each.held, None
+            self._write(each, replace(held, ends_data=held.ends_data or end.get("data_ended") == "before"))
+        if each.book is not None:
+            each.book.close(finished=finished, reason=reason)
+
+    def _note(self, error: Exception) -> None:
+        sentence = error.message if isinstance(error, BrimError) else f"{type(error).__name__}: {error}."
+        if sentence not in self.troubles:
+            self.troubles.append(sentence)
 
     def main(self) -> Followed | None:
         """The run that is told about: the longest."""
@@ -94,9 +117,14 @@ class Follower:
 
     def _write(self, each: Followed, step: Step) -> None:
         each.tally.add(step)
-        if each.book is None:
-            each.book = self._open(each)
-        each.book.write(step)
+        if each.book is None and not each.is_unwritable:
+            try:
+                each.book = self._open(each)
+            except (BrimError, OSError) as error:
+                each.is_unwritable = True
+                self._note(error)
+        if each.book is not None:
+            each.book.write(step)
 
     def _open(self, each: Followed) -> Book:
         place = self.followed.index(each)
@@ -105,6 +133,7 @@ class Follower:
         promised = asked.effective_batch if asked is not None and each.machines == 1 else None
         return Book(
             self._output / name,
+            began=self.began,
             promised=promised,
             ranks=len(each.run.ranks),
             first=each.run.first.identity,

@@ -22,9 +22,12 @@ class _Tail:
         self._offset = 0
 
     def read(self) -> list[Event]:
-        with self._path.open("rb") as stream:
-            stream.seek(self._offset)
-            text = stream.read()
+        try:
+            with self._path.open("rb") as stream:
+                stream.seek(self._offset)
+                text = stream.read()
+        except OSError:  # somebody has removed it; what was read is kept
+            return []
         whole = text[: text.rfind(b"\n") + 1]
         self._offset += len(whole)
         return [event for line in whole.splitlines() if isinstance(event := _loaded(line), dict)]

@@ -33,6 +33,12 @@ class Step:
         return None if not rows or any(not each for each in rows) else sum(each for each in rows if each)
 
     @property
+    def padded_tokens(self) -> int | None:
+        """Of all shapes; None where rows are not made of tokens."""
+        shapes = [(rows, length) for _rank, rows, length in self.micros if rows and length]
+        return sum(rows * length for rows, length in shapes) if len(shapes) == len(self.micros) > 0 else None
+
+    @property
     def skipped(self) -> bool:
         """Whether a scaler left it out."""
         return any(event["skipped"] for event in self.by_rank.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +25,12 @@ _LOADER_FIELDS = (
 )  # fmt: skip
 
 
-def observation(
-    follower: Follower, command: Sequence[str], *, started_at: str, seconds: float, exit_code: int, configured: Configured | None
-) -> Observation:
+def observation(follower: Follower, command: Sequence[str], *, exit_code: int, configured: Configured | None) -> Observation:
     """The record, without what the source audit adds."""
     main = follower.main()
     base: dict[str, Any] = {
-        "command": tuple(command), "started_at": started_at, "seconds": seconds, "exit_code": exit_code,
+        "command": tuple(command), "started_at": follower.began.at, "seconds": time.monotonic() - follower.began.clock,
+        "exit_code": exit_code,
         "reach": reach(follower.reader), "configured": configured, "memory_failures": _failures(follower.reader.processes, exit_code),
         "notes": _notes(follower, command, exit_code),
     }  # fmt: skip
@@ -63,6 +63,7 @@ def _of_run(each: Followed) -> dict[str, Any]:
     in_force = tally.in_force(len(each.run.ranks), each.machines)
     windows, short = tally.short_windows(in_force.sequences // each.machines) if in_force else ([], 0)
     ends = [process.end for process in each.run.ranks.values() if process.end is not None]
+    after_last_step = float((each.run.first.end or {}).get("evaluation", 0.0))
     return {
         "script": identity.get("script"), "device": identity.get("card") or identity.get("device"), "versions": _versions(identity),
         "world_size": each.run.world, "in_force": in_force, "steps": tally.steps, "skipped": tally.skipped,
@@ -72,7 +73,7 @@ def _of_run(each: Followed) -> dict[str, Any]:
         "supervised_tokens": tally.supervised, "evaluation_passes": tally.evaluations + sum(int(end["evaluations"]) for end in ends),
         "first_learning_rate": tally.rates[0] if tally.rates else None, "last_learning_rate": tally.rates[-1] if tally.rates else None,
         "loaders": _loaders(each.settings), "compute_seconds": tally.seconds["compute"], "wait_seconds": tally.seconds["wait"],
-        "evaluation_seconds": tally.seconds["evaluation"], "own_seconds": tally.seconds["own"],
+        "evaluation_seconds": tally.seconds["evaluation"] + after_last_step, "own_seconds": tally.seconds["own"],
         "peak_allocated_bytes": tally.allocated, "peak_reserved_bytes": tally.reserved, "settings": _settings(each.settings),
         "ledger": None if each.book is None else str(each.book.path),
     }  # fmt: skip
@@ -146,6 +147,7 @@ def _notes(follower: Follower, command: Sequence[str], exit_code: int) -> tuple[
             "The command trained in {count} processes that know nothing of each other; this is about the one with the most steps."
         )
         notes.append(text.format(count=len(reader.runs)))
+    notes += [_("brim had trouble of its own: {why}").format(why=each) for each in follower.troubles]
     if exit_code == _KILLED:
         notes.append(_("Signal 9 ended the command: that is what the system does when memory is full."))
     return tuple(dict.fromkeys(notes))
@@ -164,6 +166,10 @@ def _notes_on_run(each: Followed) -> list[str]:
     if each.tally.optimizers > 1:
         text = _("{count} optimizers step each for itself; every step is counted, whoever took it.")
         notes.append(text.format(count=each.tally.optimizers))
+    unseen = int((run.first.end or {}).get("unseen_steps", 0))
+    if unseen:
+        text = _("Steps on what no watched model gave, which are not counted: {count}.")
+        notes.append(text.format(count=unseen))
     if any(process.steps for process in run.ranks.values()):
         notes.append(_("The ranks ended at different steps; only steps that all of them completed are counted."))
     return notes

@@ -15,6 +15,7 @@ RULES: tuple[Rule, ...] = (
         name="dead-argument",
         group="batch",
         severity="high",
+        also=N_("Medium for an argument that does not decide what a step holds or when it is evaluated."),
         title=N_("An argument of the Trainer that no longer exists"),
         why=N_(
             "Arguments of TrainingArguments were renamed and removed over the years. transformers 5 stops with a TypeError at each "
@@ -220,6 +221,7 @@ def prepare(dataset, tokenizer, model, arguments):
         name="drop-last-small",
         group="loading",
         severity="medium",
+        also=N_("High if there is less data than one batch: then nothing is trained."),
         title=N_("Examples are dropped that would be missed"),
         why=N_(
             "drop_last leaves out the last batch if it is not full. Of an evaluation set those examples are never evaluated, and "

@@ -140,6 +140,7 @@ deepspeed: ds.json
         name="config-cancels",
         group="config",
         severity="medium",
+        also=N_("High if the tool refuses the pair and stops; low if the setting that loses changes nothing in a step."),
         title=N_("Two settings of a config cancel each other"),
         why=N_(
             "Some settings switch others off, and some pairs are refused. max_steps goes over the number of epochs, an "
@@ -303,6 +304,7 @@ fp16: true
         name="config-dead-key",
         group="config",
         severity="high",
+        also=N_("Medium for a key without which the run trains the same."),
         title=N_("A key of the config is read by nobody"),
         why=N_(
             "Arguments are renamed and removed from version to version, and a key with one wrong letter is another key. "

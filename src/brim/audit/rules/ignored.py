@@ -91,6 +91,7 @@ def arguments(parser):
         name="workers-hard-coded",
         group="loading",
         severity="medium",
+        also=N_("Low if the project has no setting for it: then nobody was promised another number."),
         title=N_("The number of loader workers is a number in the code"),
         why=N_(
             "With no workers every batch is prepared in the training process, while the device waits; with a fixed number "
@@ -134,6 +135,7 @@ def loader(dataset, config: Config):
         name="pinning-off",
         group="loading",
         severity="medium",
+        also=N_("Low if the project has no setting for it: then nobody was promised otherwise."),
         title=N_("Pinned memory is switched off by hand"),
         why=N_(
             "Without pinned memory a copy to the GPU cannot overlap with computing, even with non_blocking. Where the config has a setting "

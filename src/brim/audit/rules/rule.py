@@ -36,6 +36,8 @@ class Rule:
     """The same, mended: no rule of high severity may find anything here, and this rule nothing at all."""
     example_name: str = "train.py"
     """The file that `bad` and `good` stand in, where they do not say."""
+    also: str = ""
+    """When a finding has another severity, in one or two whole sentences; marked by N_. Empty: never."""
 
 
 def files_of(example: str, name: str) -> dict[str, str]:

@@ -205,6 +205,28 @@ RULES: Final = (
         example_name="ledger.jsonl",
     ),
     Rule(
+        name="run-skipped",
+        group="run",
+        severity="high",
+        title=N_("Most optimizer steps were skipped"),
+        why=N_(
+            "A scaler of fp16 gradients skips a step whose gradients are not finite, and halves its scale. A few steps at the start "
+            "are how it finds its scale. Where most steps are skipped, the weights hardly change while data, time and often the "
+            "schedule go by, and the loss, which is finite all the while, does not tell."
+        ),
+        mend=N_(
+            "Train in bf16 where the card has it. Else look for the layer that overflows in fp16, for parameters that are held in "
+            "fp16 themselves, and for a learning rate that is too high."
+        ),
+        sources=(
+            "https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling",
+            "https://docs.pytorch.org/docs/stable/notes/amp_examples.html",
+        ),
+        bad=_ledger(lambda step: {"skipped": step > 6, "loss": 2.0}),
+        good=_ledger(lambda step: {"skipped": step < 3, "loss": round(2.0 - 0.03 * step, 4)}),
+        example_name="ledger.jsonl",
+    ),
+    Rule(
         name="loss-diverges",
         group="run",
         severity="high",
@@ -255,6 +277,7 @@ RULES: Final = (
         name="loss-flat",
         group="run",
         severity="medium",
+        also=N_("High if the learning rate is 0 in all steps, or the loss exactly 0 for long: then nothing is trained."),
         title=N_("The loss does not fall at all"),
         why=N_(
             "No fall can be told from the noise. Either the learning rate is far too low or zero, or what should train is "
@@ -285,8 +308,8 @@ RULES: Final = (
             "tells how."
         ),
         sources=("https://arxiv.org/abs/1812.06162", "https://arxiv.org/abs/2505.23971", "https://arxiv.org/abs/2507.07101"),
-        bad=_ledger(_noise(100.0)),
-        good=_ledger(_noise(4000.0)),
+        bad=_ledger(_noise(100.0), steps=120),
+        good=_ledger(_noise(4000.0), steps=120),
         example_name="ledger.jsonl",
     ),
 )

@@ -29,8 +29,8 @@ def noise_of(run: Run) -> NoiseScale | None:
     columns = run.columns
     known = ~(np.isnan(columns.noise) | np.isnan(columns.signal))
     values = np.stack([columns.noise[known], columns.signal[known]], axis=1)
-    later = values[-min(max(noise.FEWEST_STEPS, len(values) // 2), _MOST_STEPS) :]
-    items, sequences = columns.supervised[known].sum(), columns.sequences[known].sum()
+    later = values[-min(max(noise.FEWEST_FOR_INTERVAL, len(values) // 2), _MOST_STEPS) :]
+    items, sequences = np.nansum(columns.supervised[known]), columns.sequences[known].sum()
     return noise.noise_scale(later, tokens_per_sequence=float(items / sequences) if items and sequences else 1.0)
 
 
@@ -39,13 +39,19 @@ def note_of(run: Run, scale: NoiseScale | None) -> str | None:
     if scale is None:
         return None
     batch = _batch(run)
-    if scale.tokens is None or scale.tokens_interval is None:
+    if scale.tokens is None:
         begin = _("The gradient's noise scale cannot be told: its signal is not surely above zero in {steps} steps.")
         least = _("It is at least {tokens:,.0f} tokens ({sequences:,.0f} sequences).") if scale.at_least_tokens >= 1 else ""
         sequences = scale.at_least_tokens / scale.tokens_per_sequence
         return sentences(begin.format(steps=scale.steps), least.format(tokens=scale.at_least_tokens, sequences=sequences))
+    if scale.tokens_interval is None:
+        text = _(
+            "The gradient's noise scale is roughly {tokens:,.0f} supervised tokens, or {sequences:,.0f} sequences, and how sure that is "
+            "cannot be told from {steps} steps; a step holds {batch:,.0f} tokens."
+        )
+        return text.format(tokens=scale.tokens, sequences=scale.sequences, steps=scale.steps, batch=batch)
     text = _(
-        "The gradient's noise scale is about {tokens:,.0f} supervised tokens ({low:,.0f} to {high:,.0f}), or {sequences:,.0f} "
+        "The gradient's noise scale is about {tokens:,.0f} supervised tokens ({low:,.0f} to {high:,.0f}, by about 90 %), or {sequences:,.0f} "
         "sequences; a step holds {batch:,.0f} tokens. This is a guide: a batch much larger than this hardly saves steps."
     )
     low, high = scale.tokens_interval
@@ -77,5 +83,5 @@ def check(run: Run, scale: NoiseScale | None) -> Iterator[Found]:
 
 
 def _batch(run: Run) -> float:
-    supervised = run.columns.supervised
+    supervised = run.columns.supervised[~np.isnan(run.columns.supervised)]
     return float(np.median(supervised)) if len(supervised) else 0.0

@@ -87,19 +87,54 @@ def _knob(run: Run) -> str:
         return _("Give the loader more workers, or prepare (tokenize) the data beforehand.")
     times = float(columns.seconds.sum()) / max(float(columns.compute_seconds.sum()), 1e-9)
     if not workers:
-        text = _("The training process loads by itself, between steps: give the loader num_workers={wanted}.")
-        return text.format(wanted=max(2, min(math.ceil(times - _NEARLY), _MOST_TIMES)))
+        return _without_workers(max(2, min(math.ceil(times - _NEARLY), _MOST_TIMES)), _cores(run))
     return _with_workers(run, int(workers), times)
+
+
+def _cores(run: Run) -> int | None:
+    """Processor cores for each rank, where the header tells how many the run had."""
+    header = run.headers[-1] if run.headers else None
+    cores = None if header is None else header.configuration.get("cores")
+    return None if header is None or not isinstance(cores, int) or cores < 1 else max(1, cores // header.world_size)
+
+
+def _without_workers(wanted: int, cores: int | None) -> str:
+    if cores is None:
+        text = _(
+            "The training process loads by itself, between steps: give the loader num_workers={wanted}, if there are cores for them."
+        )
+        return text.format(wanted=wanted)
+    text = _("The training process loads by itself, between steps: give the loader num_workers={wanted}.")
+    return sentences(text.format(wanted=min(wanted, cores)), _no_more(cores) if wanted > cores else "")
+
+
+def _no_more(cores: int) -> str:
+    text = _("More workers would share the same cores (for each rank: {cores}): prepare (tokenize) the data beforehand.")
+    return text.format(cores=cores)
+
+
+def _too_few(workers: int, busy: float, wanted: int, cores: int | None) -> str:
+    if cores is not None and workers >= cores:
+        text = _("The loader's workers ({workers}) are busy {busy:.0%} of the time.")
+        return sentences(text.format(workers=workers, busy=busy), _no_more(cores))
+    text = _(
+        "The loader's workers ({workers}) are busy {busy:.0%} of the time, so they are too few: about {wanted} would keep "
+        "up, if there are cores for them. Or prepare (tokenize) the data beforehand."
+    )
+    if cores is not None:
+        text = _(
+            "The loader's workers ({workers}) are busy {busy:.0%} of the time, so they are too few: try {wanted}. "
+            "Or prepare (tokenize) the data beforehand."
+        )
+        wanted = min(wanted, cores)
+    return text.format(workers=workers, busy=busy, wanted=wanted)
 
 
 def _with_workers(run: Run, workers: int, times: float) -> str:
     busy, main = median_of(run.settled_pulses, "worker_cpu"), median_of(run.settled_pulses, "main_cpu")
+    cores = _cores(run)
     if busy is not None and busy >= _BUSY_WORKER:
-        text = _(
-            "The loader's workers ({workers}) are busy {busy:.0%} of the time, so they are too few: about {wanted} would keep "
-            "up, if there are cores for them. Or prepare (tokenize) the data beforehand."
-        )
-        return text.format(workers=workers, busy=min(busy, 1.0), wanted=math.ceil(workers * min(times, _MOST_TIMES) - _NEARLY))
+        return _too_few(workers, min(busy, 1.0), math.ceil(workers * min(times, _MOST_TIMES) - _NEARLY), cores)
     if busy is not None and busy <= _IDLE_WORKER and main is not None and main >= _BUSY_WORKER:
         text = _(
             "The loader's workers ({workers}) are idle (busy {busy:.0%}) and the training process is not ({main:.0%}): it does "
@@ -112,6 +147,8 @@ def _with_workers(run: Run, workers: int, times: float) -> str:
             "storage over the network, at locks in the data set, and at a larger prefetch_factor."
         )
         return text.format(workers=workers, busy=busy)
+    if cores is not None and workers >= cores:
+        return sentences(_("Workers of the loader: {workers}.").format(workers=workers), _no_more(cores))
     return _("The loader has {workers} workers: try twice as many.").format(workers=workers)
 
 

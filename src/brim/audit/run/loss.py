@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 FEWEST_TO_CRAWL: Final = 50
 """Fewer steps need not have learned anything yet."""
 _ENOUGH_TO_CRAWL: Final = 200
+_MOST_SKIPPED: Final = 0.5
+"""A scaler of gradients skips a few steps while it looks for its scale; a run that skips this share of them hardly trains."""
+_FEWEST_ZEROS: Final = 20
 _MOST: Final = 20_000
 """Longer series are averaged, neighbours with neighbours, to this many."""
 
@@ -32,24 +35,74 @@ def verdict_of(run: Run) -> Verdict | None:
     rates = run.columns.learning_rate[~np.isnan(run.columns.learning_rate)]
     broken = np.flatnonzero(~(np.abs(losses) < ENDLESS))
     series = losses if len(broken) else _thinned(losses)
-    # A schedule ends near zero: the highest rate is the one that was chosen.
-    return judge(series.tolist(), float(rates.max()) if len(rates) else None)
+    # A schedule ends near zero: the highest rate is the one that was chosen. From zero itself no advice follows.
+    return judge(series.tolist(), float(rates.max()) if rates.any() else None)
 
 
 def check(run: Run, verdict: Verdict | None) -> Iterator[Found]:
     """At most one finding."""
+    if _trains_nothing(run):
+        text = _("The learning rate is 0 at all {steps} steps: nothing is trained.")
+        yield run.found("loss-flat", text.format(steps=len(run.columns)), severity="high")
+        return
+    skipped = run.columns.skipped > 0
+    if skipped.mean() > _MOST_SKIPPED:
+        text = _(
+            "{count} of {steps} steps were skipped, because their gradients were not finite: they changed no weight, and the schedule may "
+            "have gone on without them."
+        )
+        place = int(np.flatnonzero(skipped)[0])
+        yield run.found("run-skipped", text.format(count=int(skipped.sum()), steps=len(skipped)), place=place)
+        return
+    zero = _zero_from(run)
+    if zero is not None:
+        text = _(
+            "The loss is exactly 0 from step {step} on: no token is supervised there (all labels masked), or the loss is computed wrongly. "
+            "No model learns to that."
+        )
+        yield run.found("loss-flat", text.format(step=int(run.columns.step[zero])), place=zero, severity="high", confidence="medium")
+        return
     rule = None if verdict is None else _rule(verdict)
-    if verdict is None or rule is None:
+    is_slow = rule in {"loss-crawls", "loss-flat"}
+    if verdict is None or rule is None or (is_slow and _begins_late(run)):
         return
     losses, places = _losses(run)
     broken = np.flatnonzero(~(np.abs(losses) < ENDLESS))
     place = int(places[broken[0]]) if len(broken) else int(places[-1])
-    short = rule in {"loss-crawls", "loss-flat"} and len(losses) < _ENOUGH_TO_CRAWL
+    short = is_slow and len(losses) < _ENOUGH_TO_CRAWL
     reason = verdict.reason
     if len(broken):
         text = _("The loss is {loss} at step {step}: the run has diverged. Go back to a checkpoint before it.")
         reason = text.format(loss=float(losses[broken[0]]), step=int(run.columns.step[place]))
-    yield run.found(rule, sentences(reason, _advice(verdict)), place=place, confidence="low" if short else "medium")
+    advice = "" if is_slow and _has_decayed(run) else _advice(verdict)
+    yield run.found(rule, sentences(reason, advice), place=place, confidence="low" if short else "medium")
+
+
+def _trains_nothing(run: Run) -> bool:
+    rates = run.columns.learning_rate
+    return len(rates) > 0 and bool((rates == 0).all())
+
+
+def _zero_from(run: Run) -> int | None:
+    """The place from which on every loss is exactly 0, if that is for long. A policy's loss may be 0 while its gradient is not."""
+    losses, places = _losses(run)
+    others = np.flatnonzero(losses != 0)
+    first = int(others[-1]) + 1 if len(others) else 0
+    if len(losses) - first < _FEWEST_ZEROS:
+        return None
+    last = run.ledger.steps[int(places[-1])].grad_norm
+    return None if last else int(places[first])
+
+
+def _begins_late(run: Run) -> bool:
+    """The first steps of the training stand in another ledger: what is learned fast was learned there."""
+    return bool(run.headers) and run.headers[0].resumed_from_step > 0
+
+
+def _has_decayed(run: Run) -> bool:
+    """Whether the schedule is past its peak by half: then the loss is slow because the rate is meant to be low."""
+    rates = run.columns.learning_rate[~np.isnan(run.columns.learning_rate)]
+    return len(rates) > 0 and bool(rates[-1] < rates.max() / 2)
 
 
 def _losses(run: Run) -> tuple[Floats, Floats]:

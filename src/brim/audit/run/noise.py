@@ -9,8 +9,11 @@ A step has k micro-batches. The i-th has n_i supervised tokens and the gradient 
 
 have the right means whatever the n_i are. The usual formula for two batch sizes puts averages in the place of the n_i, and is wrong for
 ragged tokens: in simulation it gives twice the noise and a negative signal. One step says little, so S and |G|^2 are averaged over steps,
-each by itself, and then divided; steps that are drawn again and again, in blocks because neighbours resemble each other, say how sure
-that is.
+each by itself, and then divided; steps that are drawn again and again say how sure that is. Neighbours resemble each other, so they are
+drawn in blocks several times as long as that resemblance lasts, and because few blocks show less spread than there is, the draws are
+widened as Student's t is. Drawn for 95 %, the interval held the truth in 95 % of simulated runs of steady signal, and in 91 % where the
+signal wandered with a correlation of 0.8 from step to step (from 100 steps on): about 90 % is what is claimed. Signals that wander for
+most of the run get no interval.
 
 Two things to know. The tokens of one sequence resemble each other, so the answer is better read in sequences. And where micro-batches hold
 sequences of like length, as brim's do, what differs between short and long ones counts as noise too; on instruction data with a small model
@@ -31,9 +34,15 @@ if TYPE_CHECKING:
     from brim.records import LedgerEntry
 
 FEWEST_STEPS: Final = 20
+FEWEST_FOR_INTERVAL: Final = 50
+"""With fewer there is an estimate, and nothing that could be said of its sureness."""
 _DRAWS: Final = 1000
 _OUTSIDE: Final = 0.025
 """At each end: nineteen of twenty draws lie between."""
+_TAUS: Final = 6.0
+"""A block is so many times as long as neighbours resemble each other ..."""
+_FEWEST_BLOCKS: Final = 4
+"""... and where that leaves fewer blocks than these, the run is too short for an interval."""
 
 Floats = npt.NDArray[np.float64]
 Interval = tuple[float, float]
@@ -41,7 +50,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class NoiseScale:
-    """The noise scale of a run, with its 95 % interval; None where the signal cannot be told from zero."""
+    """The noise scale of a run, with its interval of about 90 %; None where the signal cannot be told from zero."""
 
     steps: int
     noise: float
@@ -52,6 +61,7 @@ class NoiseScale:
     signal_interval: Interval
     tokens: float | None
     tokens_interval: Interval | None
+    """None also for fewer steps than can say how sure it is."""
     at_least_tokens: float
     """What it is at least, by the same sureness, where the signal is too small to be told: 0 if even that cannot be said."""
     tokens_per_sequence: float
@@ -84,7 +94,7 @@ def of_entry(entry: LedgerEntry) -> tuple[float, float] | None:
     squares = [one.gradient_square for one in taught if one.gradient_square is not None]
     if len(taught) < 2 or len(squares) < len(taught) or entry.grad_norm is None or entry.skipped:
         return None
-    found = of_step([one.items for one in taught], squares, entry.grad_norm**2)
+    found = of_step([one.items or 0 for one in taught], squares, entry.grad_norm**2)
     return found if all(np.isfinite(found)) else None
 
 
@@ -96,6 +106,7 @@ def noise_scale(steps: Sequence[tuple[float, float]] | Floats, *, tokens_per_seq
     noise, signal = values.mean(axis=0)
     draws = _drawn_means(values)
     noise_interval, signal_interval = _interval(draws[:, 0]), _interval(draws[:, 1])
+    is_sure = len(values) >= max(FEWEST_FOR_INTERVAL, _FEWEST_BLOCKS * _block_length(values))
     is_known = noise > 0 and signal > 0 and signal_interval[0] > 0
     return NoiseScale(
         steps=len(values),
@@ -104,7 +115,7 @@ def noise_scale(steps: Sequence[tuple[float, float]] | Floats, *, tokens_per_seq
         noise_interval=noise_interval,
         signal_interval=signal_interval,
         tokens=float(noise / signal) if is_known else None,
-        tokens_interval=_interval(_ratios(draws)) if is_known else None,
+        tokens_interval=_interval(_ratios(draws)) if is_known and is_sure else None,
         at_least_tokens=max(0.0, noise_interval[0]) / signal_interval[1] if signal_interval[1] > 0 else 0.0,
         tokens_per_sequence=tokens_per_sequence,
     )
@@ -120,14 +131,43 @@ def _ratios(draws: Floats) -> Floats:
 
 
 def _drawn_means(values: Floats) -> Floats:
-    """Means of the steps drawn anew, block by block (moving-block bootstrap, Kuensch 1989). The same draws for the same run."""
+    """Means of the steps drawn anew, block by block (circular bootstrap, Politis & Romano 1992). The same draws for the same run."""
     count = len(values)
-    length = max(1, round(count ** (1 / 3)))
-    starts = np.random.default_rng(0).integers(0, count - length + 1, size=(_DRAWS, -(-count // length)))
-    sums = np.concatenate([np.zeros((1, 2)), values.cumsum(axis=0)])
-    blocks = (sums[length:] - sums[:-length]) / length
-    means: Floats = blocks[starts].mean(axis=1)
-    return means
+    length = max(1, min(_block_length(values), count // _FEWEST_BLOCKS))
+    blocks = -(-count // length)
+    starts = np.random.default_rng(0).integers(0, count, size=(_DRAWS, blocks))
+    mean = values.mean(axis=0)
+    around = np.concatenate([values, values[: length - 1]]) - mean
+    sums = np.concatenate([np.zeros((1, 2)), around.cumsum(axis=0)])
+    means = (sums[length:] - sums[:-length])[starts].mean(axis=1) / length
+    drawn: Floats = mean + means * _widening(count / length)
+    return drawn
+
+
+def _block_length(values: Floats) -> int:
+    count = len(values)
+    return round(max(count ** (1 / 3), _TAUS * max(_correlation_time(values[:, column]) for column in (0, 1))))
+
+
+def _correlation_time(series: Floats) -> float:
+    """Steps that count as one: correlations added up until they are small against the sum (Sokal's window). At least 1."""
+    count = len(series)
+    around = series - series.mean()
+    largest = np.abs(around).max()
+    if not 0 < largest < np.inf:
+        return 1.0
+    power = np.abs(np.fft.rfft(around / largest, 2 * count)) ** 2
+    covariance = np.fft.irfft(power)[: max(2, count // 4)]
+    times = 2 * np.cumsum(covariance / covariance[0]) - 1
+    ended = np.flatnonzero(np.arange(len(times)) >= 5 * times)
+    return max(1.0, float(times[ended[0]] if len(ended) else times.max()))
+
+
+def _widening(blocks: float) -> float:
+    """How much wider a t interval of so many blocks is than a normal one (the first terms of its expansion)."""
+    free, square = blocks - 1, 1.96**2
+    wider = 1 + (square + 1) / (4 * free) + (5 * square**2 + 16 * square + 3) / (96 * free**2)
+    return float(wider * np.sqrt(blocks / free))
 
 
 def _interval(values: Floats) -> Interval:

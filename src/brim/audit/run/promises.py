@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _DETAILS: Final = re.compile(r"\w+ = |\d[\d,.e+ -]*")
 """What differs between two sentences about the same kind of breach: numbers, and the name of a sum."""
 _SHORT_SHARE: Final = 1 / 3
-"""A script that is watched may take a short last window in each epoch; where that is every third step or more, it is no last one."""
+"""A script that is watched may take a short last window in each epoch; where that is more than every third step, it is no last one."""
 
 
 def check(run: Run) -> Iterator[Found]:
@@ -48,7 +48,7 @@ def _has_only_short_windows(run: Run) -> bool:
         return False
     promised, taken = run.columns.promised, run.columns.sequences
     short = taken < promised
-    if (taken > promised).any() or not short.any() or short.mean() >= _SHORT_SHARE:
+    if (taken > promised).any() or not short.any() or short.mean() > _SHORT_SHARE:
         return False
     return all(place is not None and short[place] for place, _sentence in broken_in(run.ledger))
 
@@ -58,5 +58,7 @@ def _rows(run: Run, place: int | None) -> tuple[InForce, ...]:
     promised, taken = run.columns.promised, run.columns.sequences
     if place is None or not (promised[place] != taken[place] and promised[place] > 0):
         return ()
-    usual = np.median(taken[promised == promised[place]])
-    return (InForce(setting="effective_batch", set=int(promised[place]), in_force=int(usual)),)
+    usual = int(np.median(taken[promised == promised[place]]))
+    # Where the usual step is as promised, the one that is not is what there is to show.
+    in_force = int(taken[place]) if usual == promised[place] else usual
+    return (InForce(setting="effective_batch", set=int(promised[place]), in_force=in_force),)

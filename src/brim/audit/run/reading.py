@@ -17,7 +17,7 @@ from brim.step.checker import in_force
 
 if TYPE_CHECKING:
     from brim.records import LedgerEntry, LedgerHeader
-    from brim.records.findings import Confidence, InForce
+    from brim.records.findings import Confidence, InForce, Severity
 
 FEWEST_STEPS: Final = 20
 """Fewer say nothing about speed, memory or loss."""
@@ -122,6 +122,7 @@ class Run:
         place: int = -1,
         until: int | None = None,
         confidence: Confidence = "high",
+        severity: Severity | None = None,
         in_force: tuple[InForce, ...] = (),
     ) -> Found:
         """A finding about a step, or about the steps from `place` until another one."""
@@ -133,6 +134,7 @@ class Run:
             end_line=line if until is None else max(line, self.line(until)),
             message=message,
             confidence=confidence,
+            severity=severity,
             in_force=in_force,
         )
 
@@ -161,7 +163,7 @@ def median_of(pulses: list[Pulse], name: str) -> float | None:
 
 
 def _row(entry: LedgerEntry) -> dict[str, Any]:
-    shapes = [one.sequences * (one.length + one.target_length) for one in entry.slices]
+    shapes = [one.sequences * (one.length + one.target_length) for one in entry.slices if one.length is not None]
     ranks = [one.rank for one in entry.slices]
     told = noise.of_entry(entry) or (None, None)
     return {

@@ -15,6 +15,7 @@ from brim.audit.source.terms import (
     Choice,
     ClassRef,
     Constant,
+    Filtered,
     FunctionRef,
     Instance,
     Mapping,
@@ -32,10 +33,12 @@ if TYPE_CHECKING:
 
 _DEEPEST = 14
 _SHORT, _OFTEN, _SELDOM = 40, 12, 4
+_TINY = 12
 """Functions of up to so many lines are gone through so often, longer ones so often; each time with other arguments."""
 _PARSES = {"parse_args", "parse_known_args", "parse_intermixed_args"}
 _HOLDERS = {"SimpleNamespace", "Namespace", "DotDict", "EasyDict", "edict", "Munch", "Box", "AttrDict", "dict", "ConfigDict"}
-_LOADER_PLACES = {1: "batch_size", 5: "num_workers", 7: "pin_memory"}
+_PLACES = {"DataLoader": {1: "batch_size", 5: "num_workers", 7: "pin_memory"}, "BatchSampler": {1: "batch_size"}}
+"""Arguments that may be given by their place."""
 
 
 class Calls(Statements):
@@ -82,12 +85,16 @@ class Calls(Statements):
         self, node: ast.Call, dotted: str, args: list[Term], keywords: dict[str, Term], nodes: dict[str, ast.expr], frame: Frame
     ) -> None:
         about = self._about(node, frame)
+        if dotted.rpartition(".")[2] == "partial" and node.args:
+            dotted = frame.module.dotted(node.args[0]) or dotted  # functools.partial(DataLoader, batch_size=...)
         for name, value in nodes.items():
             quantity = quantity_of(name)
             if quantity is not None:
                 self.use(quantity, name, keywords[name], value, frame, dotted, about)
-        if dotted.rpartition(".")[2] == "DataLoader":
-            for index, name in _LOADER_PLACES.items():
+        for callee, places in _PLACES.items():
+            if dotted.rpartition(".")[2] != callee:
+                continue
+            for index, name in places.items():
                 quantity = quantity_of(name)
                 if index < len(args) and quantity is not None:
                     self.use(quantity, name, args[index], node.args[index], frame, dotted, about)
@@ -108,6 +115,19 @@ class Calls(Statements):
         if dotted in {"os.environ.get", "os.getenv"} and isinstance(first, str):
             default = literal(node.args[1]) if len(node.args) > 1 else None
             return self.setting(first, frame.module, node, kind="environment", value=_as_number(default))
+        if (
+            isinstance(node.func, ast.Attribute)
+            and name in {"item", "clamp", "clip"}
+            and not isinstance(node.func.value, ast.Name)
+        ):
+            base = self.value(node.func.value, frame)
+            if isinstance(base, Setting | Apply | Choice):
+                unknown = Opaque(frame.module, node, "no bound")
+                low = keywords.get("min") or (args[0] if args else unknown)
+                high = keywords.get("max") or (args[1] if len(args) > 1 else unknown)
+                return base if name == "item" else Apply(frame.module, node, "clip", (base, low, high))
+        if name == "next" and args and isinstance(args[0], Filtered):
+            return Apply(frame.module, node, "pick0", (args[0],))
         if name in _PARSES:
             return Namespace(frame.module, node)
         if name in {"get", "pop"} and isinstance(first, str) and isinstance(node.func, ast.Attribute) and quantity_of(first):
@@ -167,6 +187,8 @@ class Calls(Statements):
         """Whether a value that matters may go through: the function speaks of one, or is given one, and was not tried often."""
         times = self._times.get(function, 0)
         length = (function.end_lineno or 0) - function.lineno
+        if not times and length <= _TINY:
+            return True
         if times >= (_OFTEN if length <= _SHORT else _SELDOM):
             return False
         if function in self.relevant:
@@ -228,7 +250,7 @@ def _combined(frame: Frame, unknown: Term) -> Term:
             continue
         parts = tuple(condition for condition, _node in conditions)
         node = conditions[0][1]
-        whole = parts[0] if len(parts) == 1 else Apply(frame.module, node, "and", parts)
+        whole = parts[0] if len(parts) == 1 else Apply(frame.module, parts[-1].node, "and", parts)
         result = Choice(frame.module, node, whole, term, result)
     return unknown if result is None else result
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from brim.audit.source import mending
-from brim.audit.source.statements import Use
+from brim.audit.source.statements import WINDOW, Use
 from brim.audit.source.terms import (
     UNKNOWN,
     Apply,
     Choice,
     Constant,
+    Filtered,
     Opaque,
     Repeat,
     Setting,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from brim.audit.found import Found
+    from brim.audit.source.flow import Flow
     from brim.audit.source.module import Module
     from brim.audit.source.quantities import Quantity
 
@@ -78,6 +80,8 @@ _OTHER_WORK = re.compile(
 """Crawlers, servers and databases have batches and workers too; a file that imports these and no torch is about them."""
 _COMPARISONS = {"<", "<=", ">", ">=", "==", "!=", "in", "not in"}
 _MOST_PLACES = 200
+_LARGE, _MOST_LARGE = 80, 25
+"""Values of so many parts are looked at so often in a project: nobody writes many, and each takes long."""
 _FOR: dict[Quantity, set[Quantity]] = {"batch": {"batch", "eval-batch"}, "eval-batch": {"eval-batch", "batch"}}
 
 
@@ -90,6 +94,8 @@ class Clamp:
     use: Use
     tiers: tuple[tuple[str, World], ...] = ()
     """By a condition that only the machine can decide: what it is, and what it means for the choices. Empty: no condition."""
+    when: str = ""
+    """Any other condition around it."""
 
     @property
     def rule(self) -> str:
@@ -98,21 +104,37 @@ class Clamp:
         return "eval-batch-clamped" if is_evaluation else RULES[self.use.quantity]
 
 
-def check_clamps(uses: Sequence[Use]) -> Iterator[Found]:
+def check_clamps(flow: Flow) -> Iterator[Found]:
     """Every place that changes a setting, once."""
     found: dict[tuple[int, str], Clamp] = {}
-    for use in uses:
+    large = 0
+    for use in flow.uses:
         if use.quantity not in RULES or _is_other_work(use.module):
+            continue
+        large += sum(1 for _part in walk(use.term)) > _LARGE
+        if large > _MOST_LARGE:
             continue
         for clamp in clamps_of(use):
             key = (id(clamp.culprit.node), clamp.varied.quantity or use.quantity)
             if key not in found or _rank(clamp) > _rank(found[key]):
                 found[key] = clamp
-    clamps = list(found.values())
+    clamps = [each for each in found.values() if not _is_made_up_for(each, flow.uses)]
     ladders = [each for each in clamps if each.tiers]
     for clamp in clamps:
         if not any(_is_rung_of(clamp, ladder) for ladder in ladders):
-            yield _as_found(clamp)
+            yield _as_found(clamp, flow)
+
+
+def _is_made_up_for(clamp: Clamp, uses: Sequence[Use]) -> bool:
+    """`micro = min(batch, 4); accumulation = batch // micro`: the step is sliced, and the batch is as it was asked for."""
+    for use in uses:
+        if use.quantity != "accumulation" or clamp.use.quantity != "batch":
+            continue
+        for term in walk(use.term):
+            is_division = isinstance(term, Apply) and term.what in {"//", "/"} and len(term.operands) == 2
+            if is_division and any(each.node is clamp.culprit.node for each in walk(term.parts()[1])):
+                return _contains(term.parts()[0], clamp.varied)
+    return False
 
 
 def _is_other_work(module: Module) -> bool:
@@ -120,9 +142,12 @@ def _is_other_work(module: Module) -> bool:
     return "torch" not in text and "transformers" not in text and _OTHER_WORK.search(text) is not None
 
 
-def _rank(clamp: Clamp) -> tuple[bool, bool, bool]:
-    """Of several ways to one place, the most telling: for training, set by a user, to a number that is known."""
-    return (not clamp.rule.startswith("eval"), clamp.varied.is_the_users, clamp.varied.value is not None)
+def _rank(clamp: Clamp) -> tuple[bool, bool, bool, bool]:
+    """Of several ways to one place, the most telling: for training, set by a user, where it takes effect, to a number that is known."""
+    takes_effect = (
+        clamp.use.call.rpartition(".")[2] in {"DataLoader", "TrainingArguments", "Accelerator"} or clamp.use.call == WINDOW
+    )
+    return (not clamp.rule.startswith("eval"), clamp.varied.is_the_users, takes_effect, clamp.varied.value is not None)
 
 
 def _is_rung_of(clamp: Clamp, ladder: Clamp) -> bool:
@@ -170,41 +195,60 @@ def _contains(term: Term, varied: Setting) -> bool:
     return any(isinstance(each, Setting) and is_same(each, varied) for each in walk(term))
 
 
-def _descend(term: Term, varied: Setting, use: Use, found: list[Clamp], seen: set[int]) -> None:
+def _descend(term: Term, varied: Setting, use: Use, found: list[Clamp], seen: set[int], when: str = "") -> None:
     if id(term) in seen or len(seen) > _MOST_PLACES or not _contains(term, varied):
         return
     seen.add(id(term))
     if isinstance(term, Choice):
-        decided = evaluate(term.condition, varied, dense(use.quantity)[0]) is not UNKNOWN
-        if not decided and _is_about_the_machine(term.condition):
+        decided = evaluate(term.condition, varied, dense(use.quantity)[0])
+        if decided is UNKNOWN and _is_about_the_machine(term.condition):
             tiers = _tiers(term)
             if any(not _is_identity(term, varied, use.quantity, world) for _when, world in tiers):
                 found.append(Clamp(term, varied, use, tiers))
             return
-        if not decided:
-            if _was_asked_for(term.condition):
-                return
-            for side in (term.then, term.otherwise):
-                _descend(side, varied, use, found, seen)
+        if decided is UNKNOWN:
+            if not _was_asked_for(term.condition):
+                _descend(term.then, varied, use, found, seen, _text(term.condition))
+                _descend(term.otherwise, varied, use, found, seen, when)
             return
-    if isinstance(term, Choice) and not _contains(term.condition, varied):
-        # Decided by something else: a constant argument. Only one side is ever in force.
-        side = term.then if evaluate(term.condition, varied, dense(use.quantity)[0]) else term.otherwise
-        _descend(side, varied, use, found, seen)
-        return
+        if not _contains(term.condition, varied):
+            # Decided by something else: a constant argument. Only one side is ever in force.
+            _descend(term.then if decided else term.otherwise, varied, use, found, seen, when)
+            return
     if isinstance(term, Apply | Choice | Repeat):
-        inner = [each for each in term.parts() if _contains(each, varied)]
-        if isinstance(term, Choice):
-            inner = [each for each in inner if each is not term.condition]
-        elif isinstance(term, Apply) and term.what in {"<", "<=", ">", ">=", "==", "!=", "not"}:
-            return
-        # Only if all that goes in is what the user set is this the place to blame.
-        if all(_comes_through(each, varied, use.quantity) for each in inner) or _is_rounding(term):
-            if _changes(term, varied, use.quantity):
-                found.append(Clamp(term, varied, use))
-            return
-        for each in inner:
-            _descend(each, varied, use, found, seen)
+        _blame(term, varied, use, found, seen, when)
+
+
+def _blame(term: Apply | Choice | Repeat, varied: Setting, use: Use, found: list[Clamp], seen: set[int], when: str) -> None:
+    """Whether this place changes what comes in; then the places before it."""
+    if isinstance(term, Apply) and term.what in {*_COMPARISONS, "not"}:
+        return
+    if isinstance(term, Apply) and _is_arithmetic(term) and _changes(term, varied, use.quantity):
+        found.append(Clamp(term, varied, use, when=when))
+        return
+    inner = [each for each in term.parts() if _contains(each, varied)]
+    if isinstance(term, Choice):
+        inner = [each for each in inner if each is not term.condition]
+    # What comes in counts as what the user set: each place is blamed for its own part only.
+    held = frozenset(id(each) for each in inner if isinstance(each, Apply | Choice | Repeat))
+    is_known = not any(isinstance(each, Opaque) for each in inner)
+    if is_known and _changes(term, varied, use.quantity, held):
+        found.append(Clamp(term, varied, use, when=when))
+    for each in inner:
+        _descend(each, varied, use, found, seen, when)
+
+
+_ARITHMETIC = {"+", "-", "*", "/", "//", "%", "**", "neg", "int", "ceil", "floor", "round", "log2", "sqrt", "float", "abs"}
+
+
+def _is_arithmetic(term: Term) -> bool:
+    """`x // 8 * 8`, `x - x % 8`, `2 ** int(log2(x))`: rounding, taken as one thing."""
+    inside = [each for each in walk(term) if isinstance(each, Apply)]
+    return (
+        len(inside) > 1
+        and all(each.what in _ARITHMETIC for each in inside)
+        and not any(isinstance(each, Choice | Repeat | Filtered) for each in walk(term))
+    )
 
 
 def dense(quantity: Quantity) -> tuple[Any, ...]:
@@ -217,23 +261,11 @@ def _is_identity(term: Term, varied: Setting, quantity: Quantity, world: World |
     return all(result is UNKNOWN or result == value for value, result in results)
 
 
-def _comes_through(term: Term, varied: Setting, quantity: Quantity) -> bool:
-    """Whether the term is known to be what the user set."""
-    return all(evaluate(term, varied, value) == value for value in dense(quantity))
-
-
-def _changes(term: Term, varied: Setting, quantity: Quantity) -> bool:
+def _changes(term: Term, varied: Setting, quantity: Quantity, held: frozenset[int] = frozenset()) -> bool:
     """Whether some values come through and others do not."""
-    pairs = [(value, evaluate(term, varied, value)) for value in dense(quantity)]
+    pairs = [(value, evaluate(term, varied, value, None, held)) for value in dense(quantity)]
     known = [(value, result) for value, result in pairs if result is not UNKNOWN and isinstance(result, int | float)]
     return any(value == result for value, result in known) and any(value != result for value, result in known)
-
-
-def _is_rounding(term: Term) -> bool:
-    """`x // 8 * 8`, `x - x % 8`: taken as one thing."""
-    if not isinstance(term, Apply) or term.what not in {"*", "-"}:
-        return False
-    return any(isinstance(each, Apply) and each.what in {"//", "%"} for each in term.operands)
 
 
 def _is_about_the_machine(condition: Term) -> bool:
@@ -264,9 +296,13 @@ def _is_of_the_machine(term: Term, depth: int = 0) -> bool:
 
 
 def _was_asked_for(condition: Term) -> bool:
-    node = condition.node
-    text = condition.module.text_of(node) if isinstance(node, ast.expr) else ""
-    return bool(_ASKED_FOR.search(text))
+    return bool(_ASKED_FOR.search(_text(condition)))
+
+
+def _text(condition: Term) -> str:
+    """A condition as the code says it."""
+    node = condition.node.test if isinstance(condition.node, ast.If) else condition.node
+    return " ".join(condition.module.text_of(node).split()) if isinstance(node, ast.expr) else _("a condition")
 
 
 def _tiers(choice: Choice) -> tuple[tuple[str, World], ...]:
@@ -275,16 +311,14 @@ def _tiers(choice: Choice) -> tuple[tuple[str, World], ...]:
     refused: list[tuple[Choice, bool]] = []
     here: Term = choice
     while isinstance(here, Choice) and len(rungs) < 8:
-        node = here.condition.node
-        text = here.module.text_of(node) if isinstance(node, ast.expr) else _("a condition")
-        rungs.append((" ".join(text.split()), World((*refused, (here, True)))))
+        rungs.append((_text(here.condition), World((*refused, (here, True)))))
         refused.append((here, False))
         here = here.otherwise
     rungs.append((_("otherwise"), World(tuple(refused))))
     return tuple(rungs)
 
 
-def _as_found(clamp: Clamp) -> Found:
+def _as_found(clamp: Clamp, flow: Flow) -> Found:
     module = clamp.culprit.module
     edits = mending.edits_of(clamp)
     first, last = mending.span_of(clamp)
@@ -296,25 +330,31 @@ def _as_found(clamp: Clamp) -> Found:
         confidence="high" if clamp.varied.is_the_users else "medium",
         in_force=rows_of(clamp),
         edits=edits,
-        is_safe=bool(edits),
+        is_safe=bool(edits) and not mending.serves_others(clamp, flow),
     )
 
 
 def rows_of(clamp: Clamp) -> tuple[InForce, ...]:
     """What a user sets, and what is in force then; under each condition, if there are any."""
     rows: list[InForce] = []
-    for when, world in clamp.tiers or (("", World()),):
+    for when, world in clamp.tiers or ((clamp.when or clamp.use.when, World()),):
         for value in _to_show(clamp, world):
-            result = evaluate(clamp.culprit, clamp.varied, value, world)
+            result = in_force(clamp, value, world)
             known = result if result is not UNKNOWN and isinstance(result, int | float | str | bool) else None
             rows.append(InForce(setting=clamp.varied.name, set=value, in_force=known, when=when))
     return tuple(rows)
 
 
+def in_force(clamp: Clamp, value: Any, world: World | None = None) -> Any:
+    """What is in force in the end, later clamps included; what this place makes of it, where that cannot be said."""
+    last = evaluate(clamp.use.term, clamp.varied, value, world)
+    return evaluate(clamp.culprit, clamp.varied, value, world) if last is UNKNOWN else last
+
+
 def _to_show(clamp: Clamp, world: World) -> list[Any]:
     quantity = clamp.use.quantity
     values = list(SHOWN[quantity])
-    if not clamp.tiers and all(evaluate(clamp.culprit, clamp.varied, value, world) == value for value in values):
+    if not clamp.tiers and all(in_force(clamp, value, world) == value for value in values):
         differing = [
             each for each in dense(quantity) if evaluate(clamp.culprit, clamp.varied, each, world) not in (each, UNKNOWN)
         ]
@@ -359,7 +399,7 @@ def _own_value(clamp: Clamp) -> str:
     own, at = clamp.varied.value, clamp.varied.set_at
     if not isinstance(own, int | float) or clamp.tiers:
         return ""
-    result = evaluate(clamp.culprit, clamp.varied, own)
+    result = in_force(clamp, own)
     if result is UNKNOWN or result == own:
         return ""
     if at is None:

@@ -47,13 +47,21 @@ def _floored(use: Use, seen: set[int]) -> Iterator[Found]:
             continue
         above = [each.name for each in settings_in(division.operands[0]) if each.quantity in {"effective-batch", "batch"}]
         below = [each for each in settings_in(division.operands[1]) if each.quantity == "batch"]
-        is_wanted = any(each.quantity == "effective-batch" for each in settings_in(division.operands[0]))
+        is_wanted = any(each.quantity == "effective-batch" for each in settings_in(division.operands[0])) or _is_shared(division)
         if not (below or is_wanted) or _is_checked(term):
             continue
         node = division.operands[0].node
         names = above or [term.module.text_of(node) if isinstance(node, ast.expr) else _("the batch that is wanted")]
         seen.add(id(term.node))
         yield _floored_found(term, names[0], below[0] if below else None)
+
+
+def _is_shared(division: Apply) -> bool:
+    """`accumulation // world_size`."""
+    above = any(each.quantity == "accumulation" for each in settings_in(division.operands[0]))
+    node = division.operands[1].node
+    text = division.module.text_of(node) if isinstance(node, ast.expr) else ""
+    return above and re.search(r"world|n_?gpus?|num_(gpus|processes|devices)|ranks", text, re.IGNORECASE) is not None
 
 
 def _floored_found(term: Apply, name: str, setting: Setting | None) -> Found:
@@ -73,7 +81,12 @@ def _is_checked(term: Apply) -> bool:
         if isinstance(node, ast.Assert | ast.If):
             test = node.test
             has_rest = any(isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mod) for each in ast.walk(test))
-            if has_rest and (isinstance(node, ast.Assert) or any(isinstance(each, ast.Raise) for each in ast.walk(node))):
+            has_product = isinstance(node, ast.Assert) and any(
+                isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mult) for each in ast.walk(test)
+            )
+            if has_product or (
+                has_rest and (isinstance(node, ast.Assert) or any(isinstance(each, ast.Raise) for each in ast.walk(node)))
+            ):
                 return True
         if isinstance(node, ast.Call) and last_name(node.func) == "divmod":
             return True

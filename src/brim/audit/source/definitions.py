@@ -34,6 +34,8 @@ class Definition:
     module: Module | None = None
     node: ast.AST | None = None
     owner: ast.ClassDef | None = None
+    spelling: str = ""
+    """Of a flag: as it is typed, where that is not its name."""
 
 
 @dataclass
@@ -153,7 +155,7 @@ def _flag(found: Definitions, module: Module, call: ast.Call) -> None:
     found.add(
         Definition(
             name=spelled.lstrip("-").replace("-", "_"), quantity=quantity, kind="flag", value=value, file=module.source.file,
-            line=call.lineno, module=module, node=call,
+            line=call.lineno, module=module, node=call, spelling=(flags[0] if flags else "").lstrip("-").replace("-", "_"),
         )
     )  # fmt: skip
 

@@ -31,7 +31,7 @@ def examine_source(targets: Sequence[Path], *, gpu: str | None = None) -> tuple[
 def examine_project(project: Project) -> list[Found]:
     """The findings in a project that has been read."""
     flow = flow_of(project)
-    found = [*check_clamps(flow.uses), *check_shells(project, flow.launches)]
+    found = [*check_clamps(flow), *check_shells(project, flow.launches)]
     for check in (check_fixed, check_evaluation, check_counting, check_schedules):
         found += check(flow)
     for module in project.modules:

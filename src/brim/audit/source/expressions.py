@@ -13,6 +13,7 @@ from brim.audit.source.terms import (
     Choice,
     ClassRef,
     Constant,
+    Filtered,
     FunctionRef,
     Instance,
     Mapping,
@@ -46,6 +47,7 @@ _PURE = {
 }  # fmt: skip
 
 
+_MOST_ELEMENTS = 32
 _WRAPPERS = {"torch.tensor", "torch.as_tensor", "numpy.array", "numpy.asarray", "numpy.int64", "numpy.int32", "Decimal", "str"}
 
 
@@ -96,6 +98,8 @@ class Expressions:
         return Opaque(frame.module, node, _short(frame.module, node), tuple(inputs))
 
     def _listcomp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, frame: Frame) -> Term:
+        if isinstance(node, ast.ListComp | ast.GeneratorExp) and (filtered := self._filtered(node, frame)) is not None:
+            return filtered
         for generator in node.generators:
             self.value(generator.iter, frame)
             self._hide(generator.target, frame)
@@ -104,6 +108,21 @@ class Expressions:
         return Opaque(frame.module, node, _short(frame.module, node), inputs)
 
     _setcomp = _generatorexp = _dictcomp = _listcomp
+
+    def _filtered(self, node: ast.ListComp | ast.GeneratorExp, frame: Frame) -> Term | None:
+        """`[size for size in ALLOWED if size <= batch_size]`."""
+        first = node.generators[0]
+        name = first.target.id if isinstance(first.target, ast.Name) else None
+        if len(node.generators) != 1 or not first.ifs or name is None or last_name(node.elt) != name:
+            return None
+        several = self.value(first.iter, frame)
+        if not isinstance(several, Several) or len(several.elements) > _MOST_ELEMENTS:
+            return None
+        turning = Setting(frame.module, first.target, name, None, "default")
+        frame.state.names[name] = turning
+        tests = tuple(self.value(each, frame) for each in first.ifs)
+        condition = tests[0] if len(tests) == 1 else Apply(frame.module, node, "and", tests)
+        return Filtered(frame.module, node, several.elements, turning, condition)
 
     def _hide(self, target: ast.expr, frame: Frame) -> None:
         for each in ast.walk(target):
@@ -190,11 +209,21 @@ class Expressions:
             return Opaque(frame.module, node, _short(frame.module, node), (base,))
         return self.setting(name, frame.module, node, kind="flag" if isinstance(base, Namespace) else "key")
 
-    def of_class(self, base: Instance | None, owner: ast.ClassDef, name: str, node: ast.AST, frame: Frame) -> Term | None:
+    def of_class(
+        self,
+        base: Instance | None,
+        owner: ast.ClassDef,
+        name: str,
+        node: ast.AST,
+        frame: Frame,
+        seen: set[ast.ClassDef] | None = None,
+    ) -> Term | None:
         """An attribute that the class gives: a field, a property, a method; of its bases too."""
         module = self.classes.get(owner)
-        if module is None:
+        seen = set() if seen is None else seen
+        if module is None or owner in seen:
             return None
+        seen.add(owner)
         for statement in owner.body:
             if isinstance(statement, Function) and statement.name == name:
                 reference = FunctionRef(module, statement, statement, base)
@@ -209,7 +238,7 @@ class Expressions:
         for parent in owner.bases:
             inherited = self.reference_of(parent, module)
             if isinstance(inherited, ClassRef) and inherited.owner is not owner:
-                found = self.of_class(base, inherited.owner, name, node, frame)
+                found = self.of_class(base, inherited.owner, name, node, frame, seen)
                 if found is not None:
                     return found
         return self.written_elsewhere(base, owner, name, frame) if base is not None else None
@@ -251,6 +280,8 @@ class Expressions:
                 value = defined.value
             at = (defined.file, defined.line) if defined is not None else None
             launched = self.launches.value_of(name, module) if kind in {"flag", "environment", "key", "field"} else None
+            if launched is None and defined is not None and defined.spelling:
+                launched = self.launches.value_of(defined.spelling, module)
             if launched is not None:
                 value, at = launched.value, (launched.file, launched.line)
             found = Setting(module, node, name, quantity_of(name), kind, value, at)
@@ -275,6 +306,8 @@ class Expressions:
             several = self.value(call.args[0], frame)
             if isinstance(several, Several) and not call.keywords and -len(several.elements) <= index < len(several.elements):
                 return Apply(frame.module, node, f"sorted{index}", several.elements)
+        if isinstance(index, int) and isinstance(base, Filtered):
+            return Apply(frame.module, node, f"pick{index}", (base,))
         if isinstance(index, int) and isinstance(base, Several) and -len(base.elements) <= index < len(base.elements):
             return base.elements[index]
         return Opaque(frame.module, node, _short(frame.module, node), (base, self.value(node.slice, frame)))
@@ -370,6 +403,8 @@ class Expressions:
             return None
         if what in {"min", "max"} and len(args) == 1:
             only = args[0]
+            if isinstance(only, Filtered):
+                return Apply(frame.module, node, what, (only,))
             if not isinstance(only, Several) or not only.elements:
                 return None
             args = list(only.elements)

@@ -52,19 +52,29 @@ def read_project(targets: Sequence[Path], *, gpu: str | None = None) -> Project:
     for target in targets:
         root = target if target.is_dir() else target.parent
         for path in _files(target, project):
-            if path.resolve() in seen:
-                continue
-            seen.add(path.resolve())
-            _add(project, path, root, is_named=path == target)
+            real = _real(path)
+            if real is None:
+                project.notes.append(_("{file} was not read: {why}.").format(file=path, why=_("it is a link to itself")))
+            elif real not in seen:
+                seen.add(real)
+                _add(project, path, root, is_named=path == target)
     _add_what_is_imported(project, seen)
     return project
+
+
+def _real(path: Path) -> Path | None:
+    """Where a path leads to; None for a link that leads in a circle."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):
+        return None
 
 
 def shown(path: Path) -> str:
     """A path as the user would type it here."""
     try:
         return str(path.resolve().relative_to(Path.cwd().resolve()))
-    except (ValueError, OSError):
+    except (ValueError, OSError, RuntimeError):
         return str(path)
 
 
@@ -125,6 +135,7 @@ def _add_module(project: Project, path: Path, root: Path, data: bytes, *, is_nam
     try:
         source = notebook(shown(path), data) if path.suffix == ".ipynb" else Source(shown(path), python_text(data))
         project.modules.append(parse(source, _module_name(path, root)))
+        project.notes += source.notes
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
         where = f"{shown(path)}:{line}" if line else shown(path)
@@ -153,25 +164,63 @@ def _decoded(data: bytes) -> str:
     return data.decode("utf-8-sig", errors="replace").replace("\r\n", "\n")
 
 
-_MAGIC = re.compile(r"^\s*([%!?]|.*\?$)")
+_MAGIC = re.compile(r"^(?P<indent>\s*)(?:[%!]|\?{1,2}[\w.]|[\w.]+\s*\?{1,2}\s*$)")
+_CAPTURED = re.compile(r"^(?P<head>\s*[\w, .]+=\s*)[%!]\S")
 
 
 def notebook(file: str, data: bytes) -> Source:
-    """The code cells of a notebook, one after another; shell and magic lines are blanked, so that line numbers stay."""
+    """The code cells of a notebook, one after another, line for line; what is no Python in them is taken out."""
     document = json.loads(data.decode("utf-8-sig"))
     cells = document.get("cells") if isinstance(document, dict) else None
     if not isinstance(cells, list):
         raise ValueError(_("it is no notebook of format 4"))  # noqa: TRY004 (the file is wrong, not a type)
     text: list[str] = []
     starts: list[int] = []
+    notes: list[str] = []
     for cell in cells:
         if not isinstance(cell, dict) or cell.get("cell_type") != "code":
             continue
-        lines = _cell_lines(cell.get("source", ""))
         starts.append(len(text) + 1)
-        is_foreign = bool(lines) and lines[0].startswith("%%") and not lines[0].startswith(("%%time", "%%capture"))
-        text += ["" if is_foreign or _MAGIC.match(line) else line for line in lines]
-    return Source(file, "\n".join(text) + "\n", tuple(starts))
+        lines = _cell_lines(cell.get("source", ""))
+        read = _python_of(lines)
+        if read is None:
+            notes.append(_("{file}: cell {cell} was not read, for it is no Python.").format(file=file, cell=len(starts)))
+        text += read or [""] * len(lines)
+    return Source(file, "\n".join(text) + "\n", tuple(starts), tuple(notes))
+
+
+def _python_of(lines: list[str]) -> list[str] | None:
+    """A cell as Python: as it is, or without its magic and shell lines; None if it is none."""
+    is_foreign = bool(lines) and lines[0].startswith("%%") and not lines[0].startswith(("%%time", "%%capture"))
+    if is_foreign:
+        return None
+    if _parses(lines):
+        return lines
+    plain: list[str] = []
+    goes_on = False
+    for line in lines:
+        magic = _MAGIC.match(line)
+        captured = _CAPTURED.match(line)
+        if goes_on:
+            plain.append("")
+        elif captured is not None:
+            plain.append(captured["head"] + "None")
+        elif magic is not None:
+            plain.append(magic["indent"] + "pass")
+        else:
+            plain.append(line)
+        goes_on = (goes_on or magic is not None or captured is not None) and line.rstrip().endswith("\\")
+    return plain if _parses(plain) else None
+
+
+def _parses(lines: list[str]) -> bool:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse("\n".join(lines) + "\n")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 def _cell_lines(source: Any) -> list[str]:
@@ -218,8 +267,9 @@ def _add_what_is_imported(project: Project, seen: set[Path]) -> None:
         for target in sorted(set(module.imports.values())):
             for base in {root, folder}:
                 for path in _candidates(base, target):
-                    if path.is_file() and path.resolve() not in seen:
-                        seen.add(path.resolve())
+                    real = _real(path)
+                    if real is not None and path.is_file() and real not in seen:
+                        seen.add(real)
                         before = len(project.modules)
                         _add(project, path, base, is_named=False)
                         waiting += project.modules[before:]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from brim.audit.source.calling import Calls
@@ -41,6 +42,7 @@ class Flow(Calls):
         super().__init__(project, definitions, launches)
         self.left = _MOST_STATEMENTS
         self.root_left = _MOST_FOR_ONE_ROOT
+        self._call_counts: Counter[str] | None = None
         self._owners: dict[Function, ast.ClassDef] = {}
         self._writers: dict[ast.ClassDef, dict[str, list[Function]]] = {}
         self.relevant = _relevant_functions(project)
@@ -58,6 +60,17 @@ class Flow(Calls):
                 for node in ast.walk(method):
                     if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and last_name(node.value) == "self":
                         writers.setdefault(node.attr, []).append(method)
+
+    def calls_of(self, name: str) -> int:
+        """How many places of the project call something of that name."""
+        if self._call_counts is None:
+            self._call_counts = Counter(
+                last_name(node.func)
+                for module in self.project.modules
+                for node in ast.walk(module.tree)
+                if isinstance(node, ast.Call)
+            )
+        return self._call_counts[name]
 
     def run_project(self) -> None:
         """Everything: modules' own level first, then what nothing has called."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from brim.audit.source.module import Module, Source
 
 _ASSIGNED = re.compile(
-    r"^\s*(?:export\s+|local\s+|readonly\s+|declare\s+(?:-\w+\s+)?)?(?P<name>\w+)=(?P<value>(?:\"[^\"]*\"|'[^']*'|\S)*)"
+    r"^\s*(?:export\s+|local\s+|readonly\s+|declare\s+(?:-\w+\s+)?)?(?P<name>\w+)=(?P<value>\([^)]*\)|(?:\"[^\"]*\"|'[^']*'|\S)*)"
 )
 _VARIABLE = re.compile(r"\$\{(?P<braced>\w+)(?::?[-=](?P<default>[^}]*))?\}|\$(?P<plain>\w)|\$(?P<word>[A-Za-z_]\w*)")
 _MOST_DEPTH = 4
@@ -127,9 +127,23 @@ def _launches(shell: Source, arguments: tuple[Launched, ...]) -> Iterator[Launch
                 plain = plain[match.end() :]
         else:
             inline = {}
-        launch = _launch(_words(plain), variables, {**exported, **inline}, shell.file, number)
+        launch = _launch(_spread(_words(plain), variables), variables, {**exported, **inline}, shell.file, number)
         if launch is not None:
             yield launch
+
+
+_SPREAD = re.compile(r"\$\{?(\w+)(\[[@*]\])?\}?")
+
+
+def _spread(words: list[str], variables: dict[str, Launched]) -> list[str]:
+    """`"${ARGS[@]}"` and `$OPTS`, whose value is several words, as those words."""
+    found: list[str] = []
+    for word in words:
+        match = _SPREAD.fullmatch(word)
+        known = variables.get(match[1]) if match is not None else None
+        text = known.value if known is not None and isinstance(known.value, str) else ""
+        found += _words(text.strip("()")) if " " in text else [word]
+    return found
 
 
 def _words(line: str) -> list[str]:

@@ -6,14 +6,16 @@ import ast
 from typing import TYPE_CHECKING
 
 from brim.audit.source.module import Function, last_name
-from brim.audit.source.terms import Apply, Choice, Setting, Term, is_same, walk
+from brim.audit.source.quantities import quantity_of
+from brim.audit.source.terms import Apply, Choice, Constant, Setting, Term, is_same, walk
 
 if TYPE_CHECKING:
     from brim.audit.found import Edit
     from brim.audit.source.clamps import Clamp
+    from brim.audit.source.flow import Flow
     from brim.audit.source.module import Module
 
-_TALKS = {"print", "warning", "warn", "info", "debug", "log", "write", "rank_zero_warn", "rank_zero_info", "print0", "main_print"}
+_TALKS = {"print", "warning", "warn", "info", "debug", "rank_zero_warn", "rank_zero_info", "print0", "main_print"}
 
 
 def span_of(clamp: Clamp) -> tuple[ast.AST, ast.AST]:
@@ -30,6 +32,8 @@ def span_of(clamp: Clamp) -> tuple[ast.AST, ast.AST]:
 def edits_of(clamp: Clamp) -> tuple[Edit, ...]:
     """The edits that let the setting through; none if that cannot be done by a plain change."""
     module, node = clamp.culprit.module, clamp.culprit.node
+    if any(isinstance(each, ast.NamedExpr) for each in ast.walk(node)):
+        return ()  # a name is born in it, and somebody may read that
     if clamp.tiers:
         return _without_ladder(clamp, module)
     if isinstance(node, ast.If):
@@ -40,6 +44,8 @@ def edits_of(clamp: Clamp) -> tuple[Edit, ...]:
     if kept is None or not isinstance(node, ast.expr):
         return ()
     text = module.text_of(kept)
+    if "#" in module.text_of(node) or _is_bounded_below(clamp.culprit):
+        return ()
     around = module.parents.get(node)
     if isinstance(around, ast.Assign) and [module.text_of(each) for each in around.targets] == [text]:
         return _delete(around, module)  # `bs = min(bs, 2)` would become `bs = bs`
@@ -59,11 +65,35 @@ def _kept(culprit: Term, varied: Setting) -> ast.expr | None:
             if _holds(operand, varied):
                 return place
     if isinstance(culprit, Apply) and isinstance(node, ast.BinOp):
-        inner: ast.expr = node
-        while isinstance(inner, ast.BinOp):
-            inner = inner.left
-        return inner
+        return _kept_of_rounding(culprit, varied)
     return None
+
+
+def _kept_of_rounding(culprit: Apply, varied: Setting) -> ast.expr | None:
+    """`x` of `x // 8 * 8` and `x - x % 8`; other ways to round are left alone."""
+    whole: Term = culprit
+    while isinstance(whole, Apply) and isinstance(whole.node, ast.BinOp):
+        if whole.what not in {"*", "//", "-"} or not _holds(whole.operands[0], varied):
+            return None
+        left = whole.node.left
+        whole = whole.operands[0]
+        if isinstance(whole, Setting):
+            return left
+    return None
+
+
+def _is_bounded_below(culprit: Term) -> bool:
+    """`clip(x, 1, 8)`: without it, a floor that means something would be gone too."""
+    return isinstance(culprit, Apply) and culprit.what == "clip" and isinstance(culprit.operands[1], Constant)
+
+
+def serves_others(clamp: Clamp, flow: Flow) -> bool:
+    """Whether the place is in a function that is called from several places: others may mean to be limited."""
+    around = clamp.culprit.module.enclosing(clamp.culprit.node, ast.FunctionDef, ast.AsyncFunctionDef)
+    function = around if isinstance(around, Function) else None
+    if function is None or function.name.startswith("__") or quantity_of(function.name) is not None:
+        return False
+    return flow.calls_of(function.name) > 1
 
 
 def _holds(term: Term, varied: Setting) -> bool:

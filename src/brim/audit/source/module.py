@@ -28,6 +28,8 @@ class Source:
     text: str
     cells: tuple[int, ...] = ()
     """Of a notebook: the first line of each code cell in `text`, from 1."""
+    notes: tuple[str, ...] = ()
+    """What of it was not read."""
 
 
 @dataclass

@@ -11,7 +11,7 @@ from brim.audit.source.definitions import literal
 from brim.audit.source.expressions import Expressions
 from brim.audit.source.module import Function, Module, last_name
 from brim.audit.source.quantities import Quantity, is_for_evaluation, quantity_of
-from brim.audit.source.state import Frame, State
+from brim.audit.source.state import Frame, Layer, State
 from brim.audit.source.terms import (
     Apply,
     Choice,
@@ -36,6 +36,7 @@ WINDOW = "% window"
 """The `call` of a use in the condition under which an optimizer steps."""
 _GETTER = re.compile(r"^_*(get|compute|choose|pick|determine|calc|calculate|resolve|find|select|safe|make)_")
 _MOST_USES = 100_000
+_MOST_USES_OF_A_NODE = 12
 
 
 @dataclass(eq=False)
@@ -50,6 +51,8 @@ class Use:
     call: str = ""
     """The callable that takes it, imported names resolved; empty for an assignment."""
     is_for_evaluation: bool = False
+    when: str = ""
+    """The condition of the innermost `if` around it, as the code says it."""
 
 
 class Statements(Expressions):
@@ -59,6 +62,7 @@ class Statements(Expressions):
         super().__init__(project, definitions, launches)
         self.uses: list[Use] = []
         self._seen_uses: set[tuple[int, int, str]] = set()
+        self._uses_of_node: dict[int, int] = {}
         self.left = 0
         """Statements that may still be gone through, in all and from one root."""
         self.root_left = 0
@@ -275,6 +279,10 @@ class Statements(Expressions):
 
     def _do_classdef(self, node: ast.ClassDef, frame: Frame) -> End:
         frame.state.names[node.name] = ClassRef(frame.module, node, node)
+        body = [each for each in node.body if not isinstance(each, Function | ast.ClassDef)]
+        if any(not isinstance(each.value, ast.Constant) for each in body if isinstance(each, ast.Assign)):
+            inner = State(Layer(frame.state.names), frame.state.heap)
+            self.block(body, Frame(frame.module, inner, None, frame.globals))
         return None
 
     def _do_import(self, _node: ast.stmt, _frame: Frame) -> End:
@@ -324,21 +332,35 @@ class Statements(Expressions):
         self, quantity: Quantity, target: str, term: Term, node: ast.expr, frame: Frame, call: str = "", about: str = ""
     ) -> None:
         """Keep a use, unless the same was met before."""
+        times = self._uses_of_node.get(id(node), 0)
+        if times >= _MOST_USES_OF_A_NODE:
+            return
         key = (id(node), id(term), call)
         if key in self._seen_uses or len(self._seen_uses) > _MOST_USES:
             return
         self._seen_uses.add(key)
+        self._uses_of_node[id(node)] = times + 1
         name = frame.function.name if frame.function is not None else ""
         evaluates = (
             quantity == "eval-batch" or is_for_evaluation(about) or (is_for_evaluation(name) and not call.endswith("Arguments"))
         )
-        self.uses.append(Use(quantity, target, term, node, frame.module, call, evaluates))
+        self.uses.append(Use(quantity, target, term, node, frame.module, call, evaluates, _condition(frame)))
 
     def use_of_key(self, name: str, term: Term, node: ast.expr, frame: Frame) -> None:
         """A value under a key of a dict literal: `{"train_micro_batch_size_per_gpu": ...}`."""
         quantity = quantity_of(name)
         if quantity is not None:
             self.use(quantity, name, term, node, frame)
+
+
+def _condition(frame: Frame) -> str:
+    """What must hold at this place, by the innermost `if` of the function."""
+    held = frame.conditions[-1][0] if frame.conditions else None
+    text = frame.module.text_of(held.node) if held is not None and isinstance(held.node, ast.expr) else ""
+    if not text or "__name__" in text:
+        return ""
+    text = " ".join(text.split())
+    return f"not ({text})" if isinstance(held, Apply) and held.what == "not" else text
 
 
 def _steps(node: ast.If) -> bool:

@@ -160,6 +160,20 @@ class Several(Term):
 
 
 @dataclass(eq=False)
+class Filtered(Term):
+    """`[size for size in (1, 2, 4) if size <= n]`: those of known elements that a condition lets through."""
+
+    elements: tuple[Term, ...]
+    turning: Setting
+    """Stands for one element, in the condition."""
+    condition: Term
+
+    def parts(self) -> tuple[Term, ...]:
+        """What the condition depends on."""
+        return (self.condition, *self.elements)
+
+
+@dataclass(eq=False)
 class Mapping(Term):
     """A dictionary whose keys are known strings."""
 
@@ -215,19 +229,20 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "min": lambda *values: min(values), "max": lambda *values: max(values), "int": int, "float": float, "bool": bool, "abs": abs,
     "round": round, "ceil": math.ceil, "floor": math.floor, "log2": math.log2, "sqrt": math.sqrt, "neg": operator.neg,
     "not": operator.not_, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq,
-    "!=": operator.ne, "clip": lambda value, low, high: min(max(value, low), high), "&": operator.and_, "|": operator.or_,
+    "!=": operator.ne, "in": lambda one, many: one in many, "not in": lambda one, many: one not in many, "&": operator.and_,
+    "|": operator.or_, "clip": lambda value, low, high: min(max(value, low), high),
 }  # fmt: skip
 _SCALES = {"*", "/", "//"}
 
 
-def evaluate(term: Term, varied: Setting, value: Any, world: World | None = None) -> Any:
+def evaluate(term: Term, varied: Setting, value: Any, world: World | None = None, held: frozenset[int] = frozenset()) -> Any:
     """The value of a term when the user sets `varied` to `value`; UNKNOWN where that cannot be said.
 
     What cannot be known does not hide what can: an unknown bound of `min` leaves the other bounds, an unknown factor (the number of
-    GPUs) counts as 1.
+    GPUs) counts as 1. `held` are terms that count as what the user set, by their id: what happens inside them is looked at elsewhere.
     """
     try:
-        return _Reckoning(varied, value, world or World()).of(term, 0)
+        return _Reckoning(varied, value, world or World(), held).of(term, 0)
     except (ArithmeticError, TypeError, ValueError, RecursionError, MemoryError, AttributeError):
         return UNKNOWN
 
@@ -235,9 +250,9 @@ def evaluate(term: Term, varied: Setting, value: Any, world: World | None = None
 class _Reckoning:
     """One evaluation: each term once, however many ways lead to it."""
 
-    def __init__(self, varied: Setting, value: Any, world: World) -> None:
-        self._varied, self._value, self._world = varied, value, world
-        self._known: dict[int, Any] = {}
+    def __init__(self, varied: Setting, value: Any, world: World, held: frozenset[int]) -> None:
+        self._varied, self._value, self._world, self._held = varied, value, world, held
+        self._known: dict[int, Any] = dict.fromkeys(held, value)
 
     def of(self, term: Term, depth: int) -> Any:
         """The value of a term."""
@@ -260,7 +275,24 @@ class _Reckoning:
             return _repeated(term, self.of(term.start, depth))
         if isinstance(term, Apply):
             return _apply(term.what, [self.of(each, depth) for each in term.operands])
+        if isinstance(term, Several):
+            values = [self.of(each, depth) for each in term.elements]
+            return UNKNOWN if any(each is UNKNOWN for each in values) else tuple(values)
+        if isinstance(term, Filtered):
+            return self._filter(term, depth)
         return UNKNOWN
+
+    def _filter(self, term: Filtered, depth: int) -> Any:
+        kept = []
+        for element in term.elements:
+            one = self.of(element, depth)
+            inner = _Reckoning(self._varied, self._value, self._world, self._held)
+            inner._known[id(term.turning)] = one
+            passes = inner.of(term.condition, depth)
+            if one is UNKNOWN or passes is UNKNOWN:
+                return UNKNOWN
+            kept += [one] if passes else []
+        return tuple(kept) or UNKNOWN
 
     def _choose(self, term: Choice, depth: int) -> Any:
         condition = self.of(term.condition, depth)
@@ -288,6 +320,10 @@ def _apply(what: str, values: list[Any]) -> Any:
         if values and values[0] is UNKNOWN:
             return UNKNOWN
         return next((each for each in values[:-1] if bool(each) == (what == "or")), values[-1])
+    if what.startswith("pick"):
+        return values[0][int(what.removeprefix("pick"))] if isinstance(values[0], tuple) else UNKNOWN
+    if what in {"min", "max"} and len(values) == 1 and isinstance(values[0], tuple):
+        values = known = list(values[0])
     if what.startswith("sorted"):
         return sorted(values)[int(what.removeprefix("sorted"))] if len(known) == len(values) else UNKNOWN
     if len(known) == len(values):
