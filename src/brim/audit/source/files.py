@@ -258,6 +258,7 @@ def _imports(tree: ast.Module, name: str, *, is_package: bool) -> dict[str, str]
 def _add_what_is_imported(project: Project, seen: set[Path]) -> None:
     """A script that was named alone still brings the files that it imports from its own folder."""
     waiting, named = list(project.modules), len(project.modules)
+    asked: set[Path] = set()
     while waiting and len(project.modules) < named + _MOST_IMPORTED:
         module = waiting.pop(0)
         folder = Path(module.source.file).parent
@@ -267,8 +268,14 @@ def _add_what_is_imported(project: Project, seen: set[Path]) -> None:
         for target in sorted(set(module.imports.values())):
             for base in {root, folder}:
                 for path in _candidates(base, target):
+                    # Most names are of libraries, and there is no such file: asked for once, and before anything dearer.
+                    if path in asked:
+                        continue
+                    asked.add(path)
+                    if not os.path.isfile(path):  # noqa: PTH113 (is_file() takes several times as long)
+                        continue
                     real = _real(path)
-                    if real is not None and path.is_file() and real not in seen:
+                    if real is not None and real not in seen:
                         seen.add(real)
                         before = len(project.modules)
                         _add(project, path, base, is_named=False)
