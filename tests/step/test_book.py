@@ -38,7 +38,7 @@ def test_a_run_says_one_line_at_its_start_and_one_at_its_end(
     path = tmp_path / "run" / "ledger.jsonl" if has_ledger else "none"
     assert capsys.readouterr().err == f"{BEGIN}{path}.\n"
     entries = [step.run() for step in loop]
-    padding = 1 - sum(entry.tokens for entry in entries) / sum(entry.padded_tokens for entry in entries)
+    padding = 1 - sum(entry.tokens or 0 for entry in entries) / sum(entry.padded_tokens or 0 for entry in entries)
     counted = f"Steps: 3, sequences: 14, padding: {padding:.1%}, splits after out of memory: 0, skipped: 0."
     said = capsys.readouterr()
     assert said.err == f"brim: the promise was kept. {counted}\n"

@@ -37,10 +37,10 @@ FOREIGN = next(one for one in range(N) if one not in IDS)
         ({"step": 2}, ["Step 2 came where step 1 was due."]),
         ({"supervised_tokens": 8}, ["Step 1 counts 8 supervised tokens, and its gradient was divided by 7."]),
         ({"supervised_tokens": 0}, ["Step 1 counts 0 supervised tokens, and its gradient was divided by 7.", "has no supervised token and was not skipped"]),
-        ({"slices": step_of(1).slices[:1], "padded_tokens": step_of(1).slices[0].length * 2}, ["its micro-batches hold 2."]),
+        ({"slices": step_of(1).slices[:1], "padded_tokens": (step_of(1).slices[0].length or 0) * 2}, ["its micro-batches hold 2."]),
         ({"slices": step_of(1).slices[::-1]}, ["Step 1 does not list its micro-batches rank by rank."]),
-        ({"padded_tokens": step_of(1).padded_tokens + 1}, ["padded tokens, and its micro-batches make"]),
-        ({"tokens": step_of(1).padded_tokens + 1}, ["fewer than its"]),
+        ({"padded_tokens": (step_of(1).padded_tokens or 0) + 1}, ["padded tokens, and its micro-batches make"]),
+        ({"tokens": (step_of(1).padded_tokens or 0) + 1}, ["fewer than its"]),
     ],
     ids=["exchanged", "twice", "lost", "miscounted", "more-promised", "wrong-step", "divisor", "nothing-supervised", "slice-lost", "ranks-mixed", "padded", "tokens"],
 )  # fmt: skip
@@ -115,7 +115,7 @@ def test_a_run_that_continues_with_another_promise_is_told() -> None:
 
 
 def test_tokens_are_held_against_the_lengths_of_the_data() -> None:
-    wrong = step_of(1, tokens=step_of(1).tokens - 1)
+    wrong = step_of(1, tokens=(step_of(1).tokens or 0) - 1)
     assert check_ledger(in_memory(wrong)) == []
     assert "Step 1 counts" in check_ledger(in_memory(wrong), lengths=LENGTHS)[0]
     pairs = np.stack([LENGTHS - 1, np.ones(N, int)], axis=1)

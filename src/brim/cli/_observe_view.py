@@ -41,6 +41,11 @@ def _headline(found: Observation) -> Iterator[str]:
         return
     asked = _asked(found)
     yield _("brim: in force: {product}{asked}").format(product=_product(batch), asked=asked)
+    if batch.calls > 1:
+        text = _(
+            "The model is called up to {count} times for one backward; counted are the rows of the last call, perhaps less than the batch."
+        )
+        yield "  " + text.format(count=batch.calls)
     if batch.least_sequences != batch.most_sequences:
         text = _("It varies from {least} to {most}; {usual} of {steps} steps had {sequences}.")
         yield "  " + text.format(
@@ -63,7 +68,12 @@ def _asked(found: Observation) -> str:
     if asked is None:
         return ""
     where = f", {_short(asked.where)}" if asked.where else ""
-    text = _(", you configured {count}") if found.differs else _(", as you configured")
+    if found.in_force is None or asked.effective_batch == found.in_force.sequences:
+        text = _(", as you configured")
+    elif found.is_in_other_rows:
+        text = _(", you configured {count}, which the loader gives: the model gets it in other rows")
+    else:
+        text = _(", you configured {count}")
     return text.format(count=asked.effective_batch) + f" ({asked.source}{where})"
 
 

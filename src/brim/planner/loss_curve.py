@@ -6,9 +6,9 @@ or swings. Three numbers are read off, each the ratio of two losses, so that the
 
 - `fall`: from the first steps to the last ones, against the loss at the start. A loss has a true zero, so its own size is the measure;
 - `swing`: half the width of the middle 68 % of what is left over, against the loss's usual size. A few spikes do not count;
-- `memory`: the correlation of what is left over from one step to the next or the next but one. Batches of different sequences give noise without memory; a rate
-  that is too high gives swings that have some: waves (towards 1) or a zigzag (towards -1). Noise without memory never counts as swings: a
-  batch of one or two mixed sequences moves the loss by half of itself at any rate.
+- `memory`: the correlation of what is left over from one step to the next, or the next but one. Batches of different sequences give noise
+  without memory; a rate that is too high gives swings that have some: waves (towards 1) or a zigzag (towards -1). Noise without memory
+  never counts as swings: a batch of one or two mixed sequences moves the loss by half of itself at any rate.
 
 The verdict is about the series given, warm-up and all. A curve that fell early and is flat now has converged: that is `keep`, also where a
 rate far too high settled it on a poor level, which one series cannot show. One that never fell is `crawls`, also where nothing was left to

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from brim.record import STRICT, Bytes, Count, PositiveInt, Record, Seconds
 from brim.records.findings import Finding, Value
 from brim.workload.words import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Reach = Literal["steps", "no-steps", "no-optimizer", "no-torch", "not-reached"]
 """How far the observer came: it saw optimizer steps; an optimizer but no step; torch but no optimizer; Python but no torch; nothing."""
@@ -50,6 +53,8 @@ class BatchInForce:
     """Over all steps."""
     usual_steps: PositiveInt
     """Steps that had exactly as many sequences as the usual one."""
+    calls: PositiveInt = 1
+    """The most calls of the model for one backward. Above 1, the rows are those of the last call, and no more is known of the batch."""
 
     @property
     def is_product(self) -> bool:
@@ -107,6 +112,16 @@ class MemoryFailure:
     survived: bool
     """Whether the script caught it and went on."""
     message: str
+
+
+def is_in_other_rows(asked: Configured, batch: BatchInForce, fed: Sequence[int]) -> bool:
+    """Whether what was asked for comes from the loader, whose batches (`fed`) hold as many, and only the model's rows are others."""
+    return (
+        asked.micro_batch is not None
+        and asked.micro_batch in fed
+        and asked.micro_batch != batch.micro_batch
+        and asked.effective_batch == asked.micro_batch * batch.accumulation * batch.ranks
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,9 +185,18 @@ class Observation(Record):
     @property
     def differs(self) -> bool:
         """Whether the batch in force is known not to be the one that was configured."""
-        return self.configured is not None and self.in_force is not None and (
-            self.configured.effective_batch != self.in_force.sequences
+        asked, batch = self.configured, self.in_force
+        return asked is not None and batch is not None and (
+            asked.effective_batch != batch.sequences and batch.calls == 1 and not self.is_in_other_rows
         )  # fmt: skip
+
+    @property
+    def is_in_other_rows(self) -> bool:
+        """Whether the loader gives the batch that was configured, and the model gets it in another number of rows (pairs, packing)."""
+        if self.configured is None or self.in_force is None:
+            return False
+        fed = [loader.batch_size for loader in self.loaders if loader.trains and loader.batch_size]
+        return is_in_other_rows(self.configured, self.in_force, fed)
 
     @property
     def wait_share(self) -> float | None:

@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.audit.config.parts import ACCELERATE, ARGUMENTS, AXOLOTL, DEEPSPEED, TRL, examined, examined_files, mended
+from tests.audit.config.parts import (
+    ACCELERATE,
+    ARGUMENTS,
+    AXOLOTL,
+    DEEPSPEED,
+    LLAMA_FACTORY,
+    TRL,
+    examined,
+    examined_files,
+    mended,
+)
 
 RULE = "config-cancels"
 REFUSED = {
@@ -123,3 +133,46 @@ def test_a_base_is_not_quantised_twice_by_trl_either() -> None:
     trl: Any = pytest.importorskip("trl", reason="TRL is not installed.")
     with pytest.raises(ValueError, match="8 bit and 4 bit"):
         trl.ModelConfig(load_in_4bit=True, load_in_8bit=True)
+
+
+def test_a_key_that_stands_twice_stops_deepspeed() -> None:
+    text = DEEPSPEED.replace("{\n", '{\n  "gradient_accumulation_steps": 8,\n', 1)
+    [found] = examined(text)
+    assert (found.rule, found.severity, found.line) == (RULE, "high", 4)
+    assert "DeepSpeed refuses a file with a repeated key" in found.message
+
+
+@pytest.mark.parametrize("number", ["1e-4", "2E-5", "1.0e4", "5.5e3"])
+def test_a_number_that_yaml_takes_for_text_is_found(number: str) -> None:
+    text = ARGUMENTS.replace("2.0e-5", number)
+    [found] = examined(text)
+    assert (found.rule, found.confidence) == (RULE, "medium")
+    mend = mended(text, found)
+    assert yaml.safe_load(text)["learning_rate"] == number
+    assert yaml.safe_load(mend)["learning_rate"] == float(number)
+    assert examined(mend) == []
+
+
+def test_the_argument_parser_passes_that_text_on(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed.")
+    file = tmp_path / "args.yaml"
+    file.write_text("output_dir: outputs\nuse_cpu: true\nlearning_rate: 1e-4\n")
+    [arguments] = transformers.HfArgumentParser(transformers.TrainingArguments).parse_yaml_file(str(file))
+    assert arguments.learning_rate == "1e-4"
+
+
+def test_numbers_in_json_and_those_that_other_tools_turn_into_numbers_are_left_alone() -> None:
+    assert (
+        examined('{"output_dir": "o", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 8, "learning_rate": 1e-4}')
+        == []
+    )
+    for text in (TRL, LLAMA_FACTORY, AXOLOTL):
+        assert examined(text.replace("2.0e-5", "2e-5")) == []
+
+
+def test_qlora_does_not_go_with_eight_bits() -> None:
+    text = AXOLOTL + "adapter: qlora\nload_in_8bit: true\n"
+    [found] = examined(text)
+    assert (found.rule, found.severity) == (RULE, "high")
+    assert examined(mended(text, found)) == []
+    assert examined(AXOLOTL + "adapter: lora\nload_in_8bit: true\n") == []

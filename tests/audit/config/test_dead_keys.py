@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tests.audit.config.parts import (
     LLAMA_FACTORY,
     TRL,
     examined,
+    examined_files,
     mended,
     rules,
 )
@@ -89,7 +91,10 @@ def test_a_key_is_renamed_only_where_its_new_name_is_free() -> None:
 
 
 @pytest.mark.parametrize("major", [4, None])
-def test_under_an_older_transformers_its_keys_are_alive(major: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_an_older_transformers_its_keys_are_alive(
+    major: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where no project asks for a version
     monkeypatch.setattr(dead_keys, "_major", lambda _package: major)
     found = examined(ARGUMENTS + "warmup_ratio: 0.1\n")
     assert [(each.rule, each.confidence) for each in found] == ([] if major == 4 else [(RULE, "medium")])
@@ -145,3 +150,38 @@ def test_no_known_key_is_taken_for_a_misspelling_of_another(kind: Any) -> None:
     own = {line.partition(":")[0] for line in START[kind].splitlines()}
     more = [name for name in sorted(dead_keys._KNOWN[kind] - own) if name not in keys.REMOVED_ARGUMENTS]
     assert RULE not in rules(examined(START[kind] + "".join(f"{name}: null\n" for name in more)))
+
+
+def test_a_near_miss_beside_the_key_itself_is_read_by_nobody() -> None:
+    text = AXOLOTL + "micro_batchsize: 8\n"
+    [found] = examined(text)
+    assert (found.rule, found.confidence) == (RULE, "medium")
+    assert "micro_batch_size is what is in force" in found.message
+    assert mended(text, found) == AXOLOTL
+
+
+@pytest.mark.parametrize(
+    ("name", "pin", "severity"),
+    [
+        ("requirements.txt", "torch\ntransformers\n", "medium"),
+        ("requirements.txt", "transformers>=4.40\n", "medium"),
+        ("requirements.txt", "transformers>=5.0\n", None),
+        ("requirements.txt", "transformers[torch]==5.2.1\n", None),
+        ("pyproject.toml", '[project]\ndependencies = [\n  "transformers>=5",\n]\n', None),
+        ("requirements.txt", "transformers==4.51.3\n", "silent"),
+        ("requirements.txt", "transformers>=4.40,<5\n", "silent"),
+        ("pyproject.toml", '[project]\ndependencies = ["torch", "transformers~=4.50"]\n', "silent"),
+    ],
+    ids=["open", "old-bound", "new-bound", "new-pin", "pyproject", "old-pin", "below", "pyproject-old"],
+)
+def test_what_is_gone_since_transformers_5_weighs_as_the_project_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, pin: str, severity: str | None
+) -> None:
+    monkeypatch.setattr(dead_keys, "_major", lambda _package: 5)
+    (tmp_path / name).write_text(pin)
+    found = examined_files({str(tmp_path / "args.yaml"): ARGUMENTS + "warmup_ratio: 0.03\n"})
+    if severity == "silent":
+        assert found == []
+        return
+    assert [each.severity for each in found] == [severity]
+    assert "gone since transformers 5" in found[0].message

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from brim.audit.config.reading import read
 from brim.audit.source.module import Source
-from tests.audit.config.parts import ACCELERATE, ARGUMENTS, AXOLOTL, examined, examined_files, mended, rules
+from tests.audit.config.parts import ACCELERATE, ARGUMENTS, AXOLOTL, TRL, examined, examined_files, mended, rules
 
 RULE = "config-product"
 
@@ -94,3 +94,51 @@ def test_axolotl_rounds_down_and_multiplies_by_the_processes() -> None:
     [found] = examined(text, gpus=2)
     assert found.in_force[0].in_force == 16
     assert examined(AXOLOTL.replace("gradient_accumulation_steps: 4", "batch_size: 8")) == []
+
+
+AUTO = '{"train_batch_size": 64, "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "zero_optimization": {}}'
+
+
+def test_auto_is_what_the_arguments_that_name_the_file_say() -> None:
+    arguments = ARGUMENTS.replace("steps: 8", "steps: 4") + "deepspeed: ds.json\n"
+    [found] = examined_files({"args.yaml": arguments, "ds.json": AUTO}, gpus=2)
+    assert (found.rule, found.file, found.edits) == (RULE, "ds.json", ())
+    assert "train_batch_size is 64, and 4 x 4 x 2 processes = 32" in found.message
+    assert examined_files({"args.yaml": arguments, "ds.json": AUTO}, gpus=4) == []
+    assert RULE not in rules(examined_files({"ds.json": AUTO}, gpus=2))
+
+
+def test_auto_is_the_default_where_the_arguments_say_nothing() -> None:
+    arguments = ARGUMENTS.replace("gradient_accumulation_steps: 8\n", "deepspeed: ds.json\n")
+    assert examined_files({"args.yaml": arguments, "ds.json": AUTO}, gpus=16) == []
+    assert rules(examined_files({"args.yaml": arguments, "ds.json": AUTO}, gpus=8)) == [RULE]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (ARGUMENTS.replace("steps: 8", "steps: 0"), "gradient_accumulation_steps is 0"),
+        (ARGUMENTS.replace("batch_size: 4", "batch_size: -4"), "per_device_train_batch_size is -4"),
+        (ARGUMENTS.replace("batch_size: 4", 'batch_size: "4"'), 'per_device_train_batch_size is the text "4"'),
+        (AXOLOTL.replace("batch_size: 2", "batch_size: 0"), "micro_batch_size is 0"),
+        (deepspeed(8, -4, 2), "train_micro_batch_size_per_gpu is -4"),
+        (deepspeed(8, 4, 2).replace("8", '"8"'), 'train_batch_size is the text "8"'),
+    ],
+    ids=["zero-steps", "negative-batch", "batch-as-text", "axolotl", "deepspeed-negative", "deepspeed-text"],
+)
+def test_a_factor_that_is_none_is_found(text: str, said: str) -> None:
+    [found] = examined(text)
+    assert found.rule == RULE
+    assert said in found.message
+
+
+def test_a_stage_in_quotes_is_not_seen_by_the_trainer() -> None:
+    text = deepspeed(8, 4, 2).replace('"stage": 2', '"stage": "3"')
+    [found] = examined(text)
+    assert (found.rule, found.severity) == (RULE, "medium")
+    assert '"stage": 3' in mended(text, found)
+
+
+def test_parsers_that_turn_text_into_numbers_are_left_alone() -> None:
+    assert examined(AXOLOTL.replace("batch_size: 2", 'batch_size: "2"')) == []
+    assert examined(TRL.replace("batch_size: 4", 'batch_size: "4"')) == []

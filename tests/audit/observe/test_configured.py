@@ -12,10 +12,10 @@ def clues(*arguments: str, settings: tuple[dict[str, object], ...] = (), ranks: 
     return Clues(("python", "train.py", *arguments), settings, ranks)
 
 
-def seen(micro_batch: int, accumulation: int) -> BatchInForce:
-    product = micro_batch * accumulation
+def seen(micro_batch: int, accumulation: int, ranks: int = 1) -> BatchInForce:
+    product = micro_batch * accumulation * ranks
     return BatchInForce(
-        micro_batch=micro_batch, accumulation=accumulation, ranks=1, sequences=product, least_sequences=product, most_sequences=product, usual_steps=1
+        micro_batch=micro_batch, accumulation=accumulation, ranks=ranks, sequences=product, least_sequences=product, most_sequences=product, usual_steps=1
     )  # fmt: skip
 
 
@@ -41,6 +41,10 @@ LOADER = {"kind": "loader", "loader": 0, "batch_size": 5}
         (clues("--global-batch-size", "256", "--batch-size", "4"), 256),
         (clues("--per_device_train_batch_size", "8", ranks=2), 16),
         (clues("--batch-size", "many"), None),
+        (clues("--eval.batch_size=64", "--train.batch_size=8"), 8),
+        (clues("--val-batch-size", "64", "--test.batch_size", "3"), None),
+        (clues("train.batch_size=8", "model.batch_size=64"), 8),
+        (clues("--batch-size", "9", settings=({**ACCELERATOR, "is_split": True},), ranks=2), 36),
         (clues("--batch-size"), None),
         (clues("--batch-size", "0"), None),
         (clues("--batch-size", "9", settings=(ARGUMENTS,), ranks=2), 12),
@@ -75,6 +79,18 @@ def test_an_accumulation_that_nobody_names_is_not_held_against_the_script() -> N
     assert as_asked is not None
     assert clamped is not None
     assert (as_asked.effective_batch, clamped.effective_batch) == (32, 8)
+
+
+def test_a_total_that_the_script_divides_among_its_ranks_is_met() -> None:
+    found = configured(clues("--batch-size", "64", ranks=2), seen(32, 1, ranks=2), None)
+    assert found is not None
+    assert found.effective_batch == 64
+
+
+def test_a_clamp_whose_accumulation_makes_the_same_product_is_still_one() -> None:
+    found = configured(clues("--batch-size", "32"), seen(2, 16), None)
+    assert found is not None
+    assert (found.micro_batch, found.accumulation) == (32, None)
 
 
 def test_flags_keep_how_they_were_typed() -> None:

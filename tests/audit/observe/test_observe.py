@@ -65,6 +65,7 @@ def test_a_plain_loop_that_clamps_its_batch(
     assert [(each.step, each.sequences, each.ends_data) for each in found.short_windows] == [(3, 8, True), (6, 8, True)]
     assert found.supervised_tokens == 144 * 5
     assert found.evaluation_passes == 4
+    assert found.evaluation_seconds > 0
     assert found.first_learning_rate == 0.01
     assert found.last_learning_rate == pytest.approx(0.01 / 6)
     train, other = found.loaders
@@ -74,12 +75,16 @@ def test_a_plain_loop_that_clamps_its_batch(
     assert (other.trains, other.batch_size) == (False, 3)
     assert found.peak_allocated_bytes
     ledger = read_ledger(str(found.ledger))
-    assert ledger.headers[0].observed
+    header = ledger.headers[0]
+    assert (header.observed, header.seed, header.drop_last, header.data_fingerprint) == (True, None, None, None)
+    assert header.started_at == found.started_at
+    assert header.configuration["cores"]
     assert [entry.promised_sequences for entry in ledger.steps] == [64, 64, 8, 64, 64, 8]
     assert [entry.tokens for entry in ledger.steps][:3] == [32 * 6, 32 * 6, 8 * 6]
     assert ledger.steps[-1].epoch == 2.0
     assert ledger.summary is not None
     assert ledger.summary.finished
+    assert ledger.summary.compute_seconds + ledger.summary.wait_seconds <= ledger.summary.seconds <= found.seconds
     assert Observation.read(tmp_path / "run" / "observation.json") == found
     alone(monkeypatch, "plain.py", "--batch-size", "64", "--weights", str(tmp_path / "alone"))
     assert same_weights(tmp_path / "watched", tmp_path / "alone")
@@ -273,3 +278,35 @@ def test_the_commands_surroundings_are_ours_and_two_names_more(tmp_path: Path) -
     assert set(found) == {"A", "PYTHONPATH", "BRIM_OBSERVE"}
     assert found["PYTHONPATH"].endswith(os.pathsep + "mine")
     assert os.pathsep not in surroundings(tmp_path, {"PYTHONPATH": ""})["PYTHONPATH"]
+
+
+def test_a_script_that_closes_files_it_never_opened_keeps_its_own_clean(tmp_path: Path) -> None:
+    found = watched(tmp_path, "odd.py", "closes", str(tmp_path / "mine"))
+    assert (found.exit_code, found.steps) == (0, 3)
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_a_folder_that_vanishes_costs_the_record_and_not_the_exit_code(tmp_path: Path) -> None:
+    found = watched(tmp_path, "odd.py", "removes", str(tmp_path / "run"))
+    assert found.exit_code == 7
+    assert any("Cannot write" in note for note in found.notes)
+
+
+def test_an_argument_that_is_no_text_is_told_with_question_marks(tmp_path: Path) -> None:
+    found = watched(tmp_path, "odd.py", "three", os.fsdecode(b"caf\xe9"))
+    assert (found.exit_code, found.command[-1]) == (3, "caf?")
+    assert Observation.read(tmp_path / "run" / "observation.json") == found
+
+
+def test_of_several_calls_for_one_backward_one_is_counted_and_nobody_is_accused(tmp_path: Path) -> None:
+    found = watched(tmp_path, "odd.py", "sides", effective_batch=9)
+    batch = found.in_force
+    assert batch is not None
+    assert (batch.sequences, batch.calls, found.steps) == (4, 2, 8)
+    assert not found.differs
+
+
+def test_a_command_in_one_string_is_a_mistake_with_the_list_as_its_hint() -> None:
+    with pytest.raises(UsageError, match="list of words") as raised:
+        observe("python train.py")
+    assert "brim.observe(['python', 'train.py'])" in str(raised.value.hint)

@@ -326,16 +326,23 @@ def test_a_flat_loss_of_a_run_that_began_elsewhere_is_no_fault(tmp_path: Path) -
     def flat(step: int) -> dict[str, Any]:
         return {"step": step + 5000, "epoch": 0.5, "loss": 2 + 0.02 * float(np.random.default_rng(step).normal()), "slices": ()}
 
-    assert "loss-flat" in rules(observed(tmp_path, flat))
-    assert "loss-flat" not in rules(observed(tmp_path, flat, resumed_from_step=5000))
+    for name in ("whole", "resumed"):
+        (tmp_path / name).mkdir()
+    assert "loss-flat" in rules(observed(tmp_path / "whole", flat))
+    assert "loss-flat" not in rules(observed(tmp_path / "resumed", flat, resumed_from_step=5000))
 
 
 def test_no_higher_rate_is_advised_where_the_schedule_has_come_down(tmp_path: Path) -> None:
     def flat(step: int, rate: float) -> dict[str, Any]:
         return {"loss": 2 + 0.02 * float(np.random.default_rng(step).normal()), "learning_rate": rate}
 
-    assert "Try a learning rate" in only(examined(tmp_path, lambda step: flat(step, 2e-4))).message
-    assert "Try a learning rate" not in only(examined(tmp_path, lambda step: flat(step, 2e-4 * (1 - step / 150)))).message
+    for name in ("steady", "falling"):
+        (tmp_path / name).mkdir()
+    steady = only(examined(tmp_path / "steady", lambda step: flat(step, 2e-4)))
+    falling = only(examined(tmp_path / "falling", lambda step: flat(step, 2e-4 * (1 - step / 150))))
+    assert steady.rule == falling.rule == "loss-flat"
+    assert "Try a learning rate" in steady.message
+    assert "Try a learning rate" not in falling.message
 
 
 # Noise.

@@ -33,6 +33,13 @@ def check(config: Config) -> Iterator[Found]:
 
 def _repeated(config: Config) -> Iterator[Found]:
     for lost, holds in config.repeated:
+        if config.kind == "deepspeed":
+            text = _(
+                "{key} stands twice, in lines {first} and {second}: DeepSpeed refuses a file with a repeated key, and stops. Where "
+                "accelerate or the Trainer reads it, the last holds."
+            )
+            message = text.format(key=holds.last_name, first=lost.line, second=holds.line)
+            yield config.found(RULE, holds, message, severity="high")
         if config.kind == "deepspeed" or lost.value == holds.value:
             continue
         text = _("{key} stands twice, in lines {first} and {second}: the last holds.")
@@ -59,6 +66,39 @@ def _two_quantisations(config: Config) -> Iterator[Found]:
     if config.kind in TRAINER_KINDS and config.is_on("load_in_4bit") and config.is_on("load_in_8bit"):
         text = _("{first} and {second} are both on: a base is held in one of them, and {tool} stops.")
         yield _both(config, text, "load_in_8bit", "load_in_4bit")
+
+
+def _quantised_otherwise(config: Config) -> Iterator[Found]:
+    """Axolotl's check of `adapter: qlora`."""
+    if config.kind == "axolotl" and config.value("adapter") == "qlora" and config.is_on("load_in_8bit"):
+        entry = config.entries["load_in_8bit"]
+        message = _("adapter is qlora, which holds its base in 4 bits, and load_in_8bit is on: axolotl stops.")
+        edits = entry.rename("load_in_4bit") if config.get("load_in_4bit") is None else ()
+        yield config.found(RULE, entry, message, severity="high", edits=edits)
+
+
+def _text_for_a_number(config: Config) -> Iterator[Found]:
+    """`1e-4` as PyYAML reads it. TRL's parser, LLaMA-Factory's and axolotl's make a number of it; HfArgumentParser does not."""
+    if config.kind != "transformers":
+        return
+    for name in ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm"):
+        entry = config.get(name)
+        if entry is None or not entry.is_text_to_yaml:
+            continue
+        text = _(
+            "{key} has no point or no sign in its exponent, so PyYAML reads a text and not a number: HfArgumentParser passes it on, and "
+            "the optimizer stops. Write {number}."
+        )
+        number = _with_point(entry.value)
+        message = text.format(key=name, number=number)
+        yield config.found(RULE, entry, message, confidence="medium", edits=entry.set_to(number))
+
+
+def _with_point(value: float) -> str:
+    """As YAML 1.1 wants it: 1.0e-4."""
+    mantissa, _e, exponent = f"{value:.12e}".partition("e")
+    short = mantissa.rstrip("0")
+    return f"{short}0e{int(exponent):+d}" if short.endswith(".") else f"{short}e{int(exponent):+d}"
 
 
 def _best_model(config: Config) -> Iterator[Found]:
@@ -224,8 +264,8 @@ def _offload(config: Config) -> Iterator[Found]:
 
 
 _CHECKS: Final[tuple[Callable[[Config], Iterator[Found]], ...]] = (
-    _repeated, _two_precisions, _two_quantisations, _best_model, _no_evaluation, _plateau, _workers, _steps_and_epochs, _warmups,
-    _two_batches, _shrinking, _cache, _packing, _one_process, _offload,
+    _repeated, _two_precisions, _two_quantisations, _quantised_otherwise, _text_for_a_number, _best_model, _no_evaluation, _plateau,
+    _workers, _steps_and_epochs, _warmups, _two_batches, _shrinking, _cache, _packing, _one_process, _offload,
 )  # fmt: skip
 
 

@@ -38,12 +38,14 @@ def check(config: Config, world: int | None, *, users: Sequence[Config] = ()) ->
     yield from broken
     if config.kind == "axolotl":
         yield from _axolotl(config, world)
-    if config.kind != "deepspeed" or broken or config.value(_TRAIN) == "auto":
+    if config.kind != "deepspeed" or any(each.severity is None for each in broken) or config.value(_TRAIN) == "auto":
         return
     if any(config.get(name) is not None for name in ("tensor_parallel", "sequence_parallel_size", "pipeline")):
         world = None  # then not every process has a batch of its own
     train, micro, accumulation = config.whole(_TRAIN), _filled(config, _MICRO, users), _filled(config, _ACCUMULATION, users)
-    if train is None or any(config.value(name) == "auto" and not of for name, of in ((_MICRO, micro), (_ACCUMULATION, accumulation))):
+    if train is None or any(
+        config.value(name) == "auto" and not of for name, of in ((_MICRO, micro), (_ACCUMULATION, accumulation))
+    ):
         return
     if users and config.get(_ACCUMULATION) is None:
         accumulation = 1  # accelerate's DeepSpeedPlugin, through which the Trainer goes too, puts it there
@@ -73,7 +75,7 @@ def _no_factors(config: Config) -> Iterator[Found]:
     """Factors that are below 1, or are text."""
     for name in _FACTORS.get(config.kind, ()):
         entry = config.get(name)
-        if entry is None or isinstance(entry.value, bool) or (config.prefix and config.inside is None and entry.value is None):
+        if entry is None or isinstance(entry.value, bool):
             continue
         if isinstance(entry.value, int | float) and entry.value < 1:
             text = _("{key} is {value}, and nothing can be multiplied or divided by that: it must be 1 or more.")
@@ -82,7 +84,12 @@ def _no_factors(config: Config) -> Iterator[Found]:
             yield _text(config, entry, name)
     stage = config.get("zero_optimization.stage")
     if config.kind == "deepspeed" and stage is not None and _is_number_as_text(stage):
-        yield _text(config, stage, "zero_optimization.stage")
+        text = _(
+            '{key} is the text "{value}": DeepSpeed takes it for the number, and accelerate and the Trainer, which compare it with a '
+            "number, do not see that stage."
+        )
+        message = text.format(key="zero_optimization.stage", value=stage.value)
+        yield config.found(RULE, stage, message, severity="medium", edits=stage.set_to(int(stage.value)))
 
 
 def _is_number_as_text(entry: Entry) -> bool:
@@ -90,7 +97,9 @@ def _is_number_as_text(entry: Entry) -> bool:
 
 
 def _text(config: Config, entry: Entry, name: str) -> Found:
-    text = _('{key} is the text "{value}" and not the number, because it stands in quotes: {tool} compares it with numbers, and stops.')
+    text = _(
+        '{key} is the text "{value}" and not the number, because it stands in quotes: {tool} compares it with numbers, and stops.'
+    )
     message = text.format(key=name, value=entry.value, tool=config.label)
     return config.found(RULE, entry, message, confidence="medium", edits=entry.set_to(int(entry.value)))
 

@@ -357,7 +357,7 @@ class Watch:
         return {
             "kind": "step", "step": self._steps, "time": time.time(), "optimizer": self._optimizers.get(id(optimizer), 0),
             "skipped": skipped, "rate": rate,
-            "micros": [[micro.rows, micro.length] for micro in micros],
+            "micros": [[micro.rows, micro.length] for micro in micros], "calls": max(micro.calls for micro in micros),
             "tokens": total([micro.tokens for micro in micros]), "targets": total([micro.targets for micro in micros]),
             "loss": total([micro.loss for micro in micros]),
             "seconds": wall, "wait": self._wait_seconds, "evaluation": self._evaluation_seconds, "own": own,
@@ -406,9 +406,8 @@ class Watch:
 
 
 def _is_compiling(torch: Any) -> Callable[[], bool]:
-    compiles: Callable[[], bool] = lambda: False
-    for place in ("_utils", "compiler"):
-        compiles = getattr(getattr(torch, place, None), "is_compiling", None) or compiles
+    places = [getattr(torch, name, None) for name in ("compiler", "_utils")]
+    compiles = next((found for place in places if (found := getattr(place, "is_compiling", None))), bool)
     records, modules = torch.jit.is_tracing, sys.modules
 
     def is_compiling() -> bool:

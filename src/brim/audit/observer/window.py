@@ -1,7 +1,7 @@
 """Micro-batches: what was called between two backwards; and windows: what lies between two optimizer steps.
 
 A micro-batch is what one backward is about. Its rows are those of the first model that was called for it: a head that is called on what
-an encoder gave sees the same samples in another shape. Rows that go through the same model twice (the same tensor) count once.
+an encoder gave sees the same samples in another shape. Rows that go through the same model twice count once.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ class Micro:
     __slots__ = ("calls", "length", "loss", "rows", "targets", "tokens")
 
     def __init__(self, calls: list[Call], targets: list[Any], loss: Any) -> None:
-        self.calls = len(calls)
         counted = _counted(calls)
-        rows = [call.rows for call in counted]
-        self.rows = None if not rows or None in rows else sum(rows)
-        lengths = [call.length for call in counted]
-        self.length = None if not lengths or None in lengths else max(lengths)
-        self.tokens = total([call.tokens for call in counted])
-        self.targets = total(targets) if targets else total([call.targets for call in counted])
+        self.calls = max(1, len(counted))
+        # Called several times for one backward: a cell for each moment, both sides of a pair, a validation that kept its gradients.
+        # Which of them make the batch does not show, so the nearest to the backward is told, and that there were others.
+        last = counted[-1] if counted else None
+        self.rows = None if last is None else last.rows
+        self.length = None if last is None else last.length
+        self.tokens = None if last is None else last.tokens
+        self.targets = total(targets) if targets else None if last is None else last.targets
         self.loss = loss
 
 

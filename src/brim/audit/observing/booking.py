@@ -81,7 +81,7 @@ class Book:
 
     def _due(self, step: Step) -> int | None:
         """What was asked for; where the data ends, what was left of it."""
-        if self._promised is None or step.sequences is None:
+        if self._promised is None or step.sequences is None or step.calls > 1:
             return None
         return min(self._promised, step.sequences) if step.ends_data else self._promised
 

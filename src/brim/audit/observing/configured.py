@@ -101,8 +101,8 @@ def _by_parts(clues: Clues, seen: BatchInForce | None) -> Configured | None:
     accumulation = given[accumulated][0] if accumulated else int(fact["accumulation"]) if fact else None
     if micro is None:
         return None if fact is None else _by_loader(clues, fact)
-    if accumulation is None and seen is not None and seen.sequences == given[micro][0]:
-        return Configured(effective_batch=seen.sequences, source=given[micro][1])  # a total that the script divides
+    if accumulation is None and _is_divided(given[micro][0], seen):
+        return Configured(effective_batch=given[micro][0], source=given[micro][1])
     is_assumed = accumulation is None
     if accumulation is None:
         # Nobody says how often it accumulates. Where the micro-batch is as it was asked for, nothing speaks against what was seen.
@@ -112,18 +112,25 @@ def _by_parts(clues: Clues, seen: BatchInForce | None) -> Configured | None:
     return replace(found, accumulation=None) if is_assumed else found
 
 
+def _is_divided(number: int, seen: BatchInForce | None) -> bool:
+    """Whether the flag is a total that the script divides among its ranks. With accumulation the same product would be a coincidence."""
+    return seen is not None and seen.ranks > 1 and seen.accumulation == 1 and seen.sequences == number
+
+
 def _by_loader(clues: Clues, fact: Event) -> Configured | None:
     """A framework that is told the accumulation, and a loader that is told the batch."""
-    trains = {event["loader"] for event in clues.settings if event["kind"] == "trains"}
-    loaders = [
-        event for event in clues.settings if event["kind"] == "loader" and event["loader"] in trains and event["batch_size"]
-    ]
-    if not loaders:
+    batches = fed(clues.settings)
+    if not batches:
         return None
     source = _("{framework} and the DataLoader").format(framework=fact["of"])
-    return _product(
-        int(loaders[0]["batch_size"]), max(1, int(fact["accumulation"])), _sharing(clues, fact), source, fact.get("where")
-    )
+    return _product(batches[0], max(1, int(fact["accumulation"])), _sharing(clues, fact), source, fact.get("where"))
+
+
+def fed(settings: Sequence[Event]) -> list[int]:
+    """The batches of the loaders that feed the training."""
+    trains = {event["loader"] for event in settings if event["kind"] == "trains"}
+    loaders = [event for event in settings if event["kind"] == "loader" and event["loader"] in trains]
+    return [int(event["batch_size"]) for event in loaders if event["batch_size"]]
 
 
 def _sharing(clues: Clues, fact: Event | None) -> int:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from brim.audit.observing.booking import Began, Book
-from brim.audit.observing.configured import Clues, configured
+from brim.audit.observing.configured import Clues, configured, fed
 from brim.audit.observing.reading import Reader, Run
 from brim.audit.observing.tally import Step, Tally
 from brim.errors import BrimError
+from brim.records.observations import is_in_other_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,7 +131,11 @@ class Follower:
         place = self.followed.index(each)
         name = "ledger.jsonl" if not place else f"ledger-{place + 1}.jsonl"
         asked = each.configured(self._asked)
-        promised = asked.effective_batch if asked is not None and each.machines == 1 else None
+        batch = each.tally.in_force(len(each.run.ranks), each.machines)
+        is_comparable = each.machines == 1 and (
+            batch is None or asked is None or not is_in_other_rows(asked, batch, fed(each.settings))
+        )
+        promised = asked.effective_batch if asked is not None and is_comparable else None
         return Book(
             self._output / name,
             began=self.began,

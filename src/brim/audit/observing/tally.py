@@ -33,6 +33,11 @@ class Step:
         return None if not rows or any(not each for each in rows) else sum(each for each in rows if each)
 
     @property
+    def calls(self) -> int:
+        """The most calls of the model for one backward."""
+        return int(self.largest("calls") or 1)
+
+    @property
     def padded_tokens(self) -> int | None:
         """Of all shapes; None where rows are not made of tokens."""
         shapes = [(rows, length) for _rank, rows, length in self.micros if rows and length]
@@ -71,6 +76,8 @@ class Tally:
     rates: list[float] = field(default_factory=list)
     """The first and the last."""
     seconds: Counter[str] = field(default_factory=Counter)
+    calls: int = 1
+    """The most calls of the model for one backward."""
     allocated: int | None = None
     reserved: int | None = None
     _patterns: Counter[tuple[int, int, int]] = field(default_factory=Counter)
@@ -85,6 +92,7 @@ class Tally:
         self.evaluations += step.total("evaluations") or 0
         targets = step.total("targets")
         self.supervised = None if self.supervised is None or targets is None else self.supervised + targets
+        self.calls = max(self.calls, step.calls)
         self._add_seconds(step)
         self.allocated = _larger(self.allocated, step.largest("allocated"))
         self.reserved = _larger(self.reserved, step.largest("reserved"))
@@ -130,7 +138,7 @@ class Tally:
         micro, accumulation = max(patterns, key=lambda each: (patterns[each], each))
         return BatchInForce(
             micro_batch=micro, accumulation=accumulation, ranks=ranks * machines, sequences=usual * machines, usual_steps=often,
-            least_sequences=min(by_sequences) * machines, most_sequences=max(by_sequences) * machines,
+            calls=self.calls, least_sequences=min(by_sequences) * machines, most_sequences=max(by_sequences) * machines,
         )  # fmt: skip
 
     def short_windows(self, usual: int) -> tuple[list[ShortWindow], int]:

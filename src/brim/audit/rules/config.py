@@ -21,7 +21,7 @@ RULES: tuple[Rule, ...] = (
             "A step holds micro-batch x accumulation x processes, and the config also names the result. Where all three are "
             "given, DeepSpeed compares them and stops before the first step, often after a long queue for the machine. Where one "
             "is left out it divides, and rounds down. axolotl rounds down as well and does not stop: the batch that was named is "
-            "not the batch that is trained."
+            "not the batch that is trained. A factor of 0 or below, or one that is text in quotes, stops them all."
         ),
         mend=N_(
             "Name two of the three and let the tool compute the third, or make the product right for the number of processes."
@@ -145,8 +145,8 @@ deepspeed: ds.json
         why=N_(
             "Some settings switch others off, and some pairs are refused. max_steps goes over the number of epochs, an "
             "evaluation interval without an evaluation strategy does nothing, a key that stands twice holds its last value, and "
-            "auto_find_batch_size changes the effective batch as soon as memory ends. Refused pairs stop the run, in the worst "
-            "case after it has waited for its machine."
+            "auto_find_batch_size changes the effective batch as soon as memory ends. A number that YAML takes for text, as 1e-4 "
+            "without a point, cancels itself. What is refused stops the run, in the worst case after it has waited for its machine."
         ),
         mend=N_("Keep the one that you mean, and take the other away."),
         sources=(_ARGUMENTS, "https://github.com/huggingface/transformers/pull/33281"),
@@ -304,7 +304,9 @@ fp16: true
         name="config-dead-key",
         group="config",
         severity="high",
-        also=N_("Medium for a key without which the run trains the same."),
+        also=N_(
+            "Medium for a key without which the run trains the same, and for one that only a version takes away that need not be yours."
+        ),
         title=N_("A key of the config is read by nobody"),
         why=N_(
             "Arguments are renamed and removed from version to version, and a key with one wrong letter is another key. "

@@ -212,7 +212,8 @@ RULES: Final = (
         why=N_(
             "A scaler of fp16 gradients skips a step whose gradients are not finite, and halves its scale. A few steps at the start "
             "are how it finds its scale. Where most steps are skipped, the weights hardly change while data, time and often the "
-            "schedule go by, and the loss, which is finite all the while, does not tell."
+            "schedule go by, and the loss, which is finite all the while, does not tell. A step without any supervised token is "
+            "skipped as well."
         ),
         mend=N_(
             "Train in bf16 where the card has it. Else look for the layer that overflows in fp16, for parameters that are held in "

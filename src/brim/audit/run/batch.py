@@ -51,8 +51,8 @@ def note_of(run: Run, scale: NoiseScale | None) -> str | None:
         )
         return text.format(tokens=scale.tokens, sequences=scale.sequences, steps=scale.steps, batch=batch)
     text = _(
-        "The gradient's noise scale is about {tokens:,.0f} supervised tokens ({low:,.0f} to {high:,.0f}, by about 90 %), or {sequences:,.0f} "
-        "sequences; a step holds {batch:,.0f} tokens. This is a guide: a batch much larger than this hardly saves steps."
+        "The gradient's noise scale is about {tokens:,.0f} supervised tokens ({low:,.0f} to {high:,.0f}, by about 90 %), or "
+        "{sequences:,.0f} sequences; a step holds {batch:,.0f} tokens. This is a guide: a batch much larger than this hardly saves steps."
     )
     low, high = scale.tokens_interval
     return text.format(tokens=scale.tokens, low=low, high=high, sequences=scale.sequences, batch=batch)

@@ -48,8 +48,8 @@ def check(run: Run, verdict: Verdict | None) -> Iterator[Found]:
     skipped = run.columns.skipped > 0
     if skipped.mean() > _MOST_SKIPPED:
         text = _(
-            "{count} of {steps} steps were skipped, because their gradients were not finite: they changed no weight, and the schedule may "
-            "have gone on without them."
+            "{count} of {steps} steps were skipped, because a gradient was not finite or no token was supervised: they changed no weight, "
+            "and the schedule may have gone on without them."
         )
         place = int(np.flatnonzero(skipped)[0])
         yield run.found("run-skipped", text.format(count=int(skipped.sum()), steps=len(skipped)), place=place)
@@ -60,7 +60,9 @@ def check(run: Run, verdict: Verdict | None) -> Iterator[Found]:
             "The loss is exactly 0 from step {step} on: no token is supervised there (all labels masked), or the loss is computed wrongly. "
             "No model learns to that."
         )
-        yield run.found("loss-flat", text.format(step=int(run.columns.step[zero])), place=zero, severity="high", confidence="medium")
+        yield run.found(
+            "loss-flat", text.format(step=int(run.columns.step[zero])), place=zero, severity="high", confidence="medium"
+        )
         return
     rule = None if verdict is None else _rule(verdict)
     is_slow = rule in {"loss-crawls", "loss-flat"}

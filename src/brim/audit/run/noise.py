@@ -22,6 +22,7 @@ that made no difference that could be measured (S between 108 and 110 for micro-
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -145,8 +146,8 @@ def _drawn_means(values: Floats) -> Floats:
 
 
 def _block_length(values: Floats) -> int:
-    count = len(values)
-    return round(max(count ** (1 / 3), _TAUS * max(_correlation_time(values[:, column]) for column in (0, 1))))
+    longest = max(_correlation_time(values[:, 0]), _correlation_time(values[:, 1]))
+    return round(max(math.cbrt(len(values)), _TAUS * longest))
 
 
 def _correlation_time(series: Floats) -> float:

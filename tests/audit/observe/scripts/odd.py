@@ -47,6 +47,27 @@ def main():
 
         torch.optim.SGD(wrong.parameters(), lr=0.1)
         wrong(batch)
+    if how == "closes":
+        os.closerange(3, 200)
+        mine = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT, 0o644)
+        trained()
+        os.write(mine, b"mine")
+    if how == "removes":
+        import shutil
+
+        shutil.rmtree(sys.argv[2])
+        os.close(os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT, 0o644))
+        trained()
+        sys.exit(7)
+    if how == "sides":
+        import torch
+
+        model, batch = trained()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _step in range(5):
+            (model(batch).sum() - model(batch.clone()).sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
     if how == "interrupted":
         model, batch = trained()
         print("trained", flush=True)
