@@ -34,10 +34,17 @@ def test_the_story_on_stderr_and_the_document_as_one_line_after_the_scripts_own_
     assert ended.err.index("a warning of the script") < ended.err.index("brim: in force")
 
 
+def _heed_interruptions() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_an_interruption_reaches_the_script_and_brim_tells_what_it_saw(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "brim", "observe", "--no-source", "-o", str(tmp_path / "run"), "--"]
     command += [sys.executable, str(SCRIPTS / "odd.py"), "interrupted"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    # A test run in the background may have been told to ignore interruptions, and children inherit that.
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=_heed_interruptions
+    )
     assert process.stdout is not None
     while process.stdout.readline() not in ("trained\n", ""):
         pass

@@ -102,6 +102,7 @@ def test_gradients_in_bfloat16_are_summed_in_float32() -> None:
         assert_as_alone(step.run(), before, rel=0.1)
 
 
+@pytest.mark.slow
 def test_two_ranks_tell_the_squares_of_both(tmp_path: Path) -> None:
     torchrun.on_two_ranks(squares_program.__name__, str(tmp_path), seconds=120)
     ledger = read_ledger(tmp_path / "ledger.jsonl")

@@ -25,7 +25,7 @@ def trained():
 
 def main():
     how = sys.argv[1]
-    print("to stdout")
+    print("to stdout", flush=True)
     print("to stderr", file=sys.stderr)
     if how == "three":
         sys.exit(3)
