@@ -43,7 +43,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("brim needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
 	@echo "Setting up $(VENV) (once; a few minutes, most of it torch)" >&2
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --constraint constraints.txt --editable '.[dev,quant]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --constraint constraints.txt --editable '.[dev,quant,deepspeed]'
 	@touch $@
 
 clean:

@@ -15,6 +15,9 @@ from brim.version import __version__ as __version__
 if TYPE_CHECKING:
     from brim.audit.doctor import doctor as doctor
     from brim.audit.observe import observe as observe
+    from brim.cli.demo import demo as demo
+    from brim.cli.report import report as report
+    from brim.cli.watch import watch as watch
     from brim.errors import (
         BrimError as BrimError,
         ChildError as ChildError,
@@ -55,9 +58,11 @@ if TYPE_CHECKING:
     from brim.records import (
         Advice as Advice,
         Candidate as Candidate,
+        DataCard as DataCard,
         DataReport as DataReport,
         Diagnosis as Diagnosis,
         Estimate as Estimate,
+        Evaluation as Evaluation,
         Finding as Finding,
         Ledger as Ledger,
         LedgerEntry as LedgerEntry,
@@ -70,9 +75,11 @@ if TYPE_CHECKING:
         Plan as Plan,
         Proof as Proof,
         Proven as Proven,
+        RunCard as RunCard,
         Saving as Saving,
         ShapePoint as ShapePoint,
         SpeedPrediction as SpeedPrediction,
+        TrainingResult as TrainingResult,
         Trial as Trial,
         Verification as Verification,
     )
@@ -89,6 +96,7 @@ if TYPE_CHECKING:
     from brim.stitching.model import StitchedModel as StitchedModel
     from brim.stitching.recipe import Recipe as Recipe
     from brim.trainer.hf import BrimMixin as BrimMixin, BrimTrainer as BrimTrainer, attach as attach
+    from brim.trainer.train import train as train
     from brim.workload.cards import ModelCard as ModelCard, models as models
     from brim.workload.parameters import count_parameters as count_parameters
     from brim.workload.records import Configuration as Configuration, Workload as Workload
@@ -99,6 +107,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "brim.audit.doctor": ("doctor",),
     "brim.audit.observe": ("observe",),
+    "brim.cli.demo": ("demo",),
+    "brim.cli.report": ("report",),
+    "brim.cli.watch": ("watch",),
     "brim.errors": (
         "BrimError", "ChildError", "ConfigError", "OutOfMemoryError", "RecordError", "RunError", "UnknownNameError",
         "UnsupportedError", "UsageError", "is_out_of_memory", "out_of_memory_family",
@@ -124,9 +135,9 @@ _HOMES = {
     "brim.prober.probe": ("probe",),
     "brim.proofs.verify": ("verify",),
     "brim.records": (
-        "Advice", "Candidate", "DataReport", "Diagnosis", "Estimate", "Finding", "Ledger", "LedgerEntry", "LedgerHeader",
-        "LedgerSummary", "LoaderSettings", "Measurement", "MemoryPrediction", "Observation", "Plan", "Proof", "Proven",
-        "Saving", "ShapePoint", "SpeedPrediction", "Trial", "Verification",
+        "Advice", "Candidate", "DataCard", "DataReport", "Diagnosis", "Estimate", "Evaluation", "Finding", "Ledger", "LedgerEntry",
+        "LedgerHeader", "LedgerSummary", "LoaderSettings", "Measurement", "MemoryPrediction", "Observation", "Plan", "Proof", "Proven",
+        "RunCard", "Saving", "ShapePoint", "SpeedPrediction", "TrainingResult", "Trial", "Verification",
     ),
     "brim.sizes": ("format_bytes", "parse_size"),
     "brim.step.accumulate": ("GradientAccumulator",),
@@ -140,6 +151,7 @@ _HOMES = {
     "brim.stitching.model": ("StitchedModel",),
     "brim.stitching.recipe": ("Recipe",),
     "brim.trainer.hf": ("BrimMixin", "BrimTrainer", "attach"),
+    "brim.trainer.train": ("train",),
     "brim.workload.cards": ("ModelCard", "models"),
     "brim.workload.parameters": ("count_parameters",),
     "brim.workload.records": ("Configuration", "Workload"),

@@ -158,7 +158,7 @@ class Brim(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Every verb of this version."""
         del ctx
-        return [name for name, known in VERBS.items() if known.is_here]
+        return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The verb's command, imported now."""
@@ -166,10 +166,6 @@ class Brim(click.Group):
         known = VERBS.get(cmd_name)
         if known is None:
             return None
-        if not known.is_here:
-            here = ", ".join(name for name, each in VERBS.items() if each.is_here)
-            text = _("`brim {verb}` is not in this version yet. This one has: {here}.")
-            raise UsageError(text.format(verb=cmd_name, here=here))
         command: click.Command = importlib.import_module(known.module).command
         return command
 
@@ -208,10 +204,7 @@ class Brim(click.Group):
         width = max(len(name) for name in VERBS) + 1
         for heading, verbs in GROUPS:
             with formatter.section(_(heading)):
-                formatter.write_dl([(each.marked_name.ljust(width), _(each.summary)) for each in verbs])
-        if not all(known.is_here for known in VERBS.values()):
-            formatter.write_paragraph()
-            formatter.write_text(_("* not in this version yet"))
+                formatter.write_dl([(each.name.ljust(width), _(each.summary)) for each in verbs])
         with formatter.section(_("Options")):
             formatter.write_dl([row for param in self.get_params(ctx) if (row := param.get_help_record(ctx)) is not None])
 

@@ -149,8 +149,7 @@ def _is_negative(key: str, parameter: click.Parameter) -> bool:
 def _known_anywhere() -> set[str]:
     known: set[str] = set()
     for verb in VERBS.values():
-        if verb.is_here:
-            known |= set(_names(importlib.import_module(verb.module).command))
+        known |= set(_names(importlib.import_module(verb.module).command))
     return known
 
 

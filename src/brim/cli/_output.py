@@ -54,12 +54,19 @@ def working(text: str) -> Iterator[None]:
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Libraries greet on stdout, which is for the answer, and draw bars, which are for terminals."""
-    with contextlib.redirect_stdout(sys.stderr):
-        from transformers.utils import logging
+    import logging
 
-        said: Any = logging
-        had_bars = said.is_progress_bar_enabled()
-        if not sys.stderr.isatty():
+    # On every import it misses a package that brim does not need.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    with contextlib.redirect_stdout(sys.stderr):
+        if sys.stderr.isatty():
+            yield
+            return
+        # For what is imported later, and for child processes. Importing transformers only to quiet it would take a second.
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        said: Any = sys.modules.get("transformers.utils.logging")
+        had_bars = said is not None and said.is_progress_bar_enabled()
+        if had_bars:
             said.disable_progress_bar()
         try:
             yield
@@ -162,6 +169,11 @@ def _write(text: str) -> None:
     except BrokenPipeError:
         silence_stdout()
         raise click.exceptions.Exit(0) from None
+
+
+def show_path(path: str) -> None:
+    """The answer as one word, which a program can take as it is."""
+    _write(path)
 
 
 def silence_stdout() -> None:

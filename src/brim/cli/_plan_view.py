@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from brim.planner.answers import Solution, SolveRow, Sweep, SweepRow
-    from brim.records import Advice, Candidate, DataReport, Plan
+    from brim.records import Advice, Candidate, DataReport, Plan, Scaling
 
 _WIDEST_BAR, _NARROWEST_BAR, _BESIDE_A_BAR = 28, 8, 44
 
@@ -26,6 +26,8 @@ def show_plan(plan: Plan, *, command_line: str) -> None:
         show(grid(_chosen(plan, plan.best), indent=0), "", _("Because"), *(f"  - {text}" for text in plan.best.reasons))
         if plan.alternatives:
             show("", _("Memory against time (* nothing is both smaller and faster)"), _alternatives(plan))
+    if plan.scaling is not None:
+        show_scaling(plan)
     if plan.hints:
         show("", _("Would help"), *(f"  - {text}" for text in plan.hints))
     if plan.data is not None and plan.data.source:
@@ -38,6 +40,82 @@ def show_plan(plan: Plan, *, command_line: str) -> None:
     show(
         "", _("{count} configurations considered in {seconds:.1f} s.").format(count=plan.considered, seconds=plan.elapsed_seconds)
     )
+
+
+def show_scaling(plan: Plan) -> None:
+    """The curve over numbers of GPUs, and the guide to the batch."""
+    from brim.pictures import scaling_words as words
+
+    scaling, gpus = plan.scaling, plan.machine.world_size
+    assert scaling is not None
+    text = _("The same batch on other numbers of GPUs ({inside} in a node, {between} between nodes; > the plan)")
+    show("", text.format(inside=scaling.inside.name, between=scaling.between.name), _curve(scaling, gpus))
+    for said in (words.knee(scaling), words.planned(scaling, gpus)):
+        show(said)
+    show("", _("Other batches on {gpus:,} GPUs").format(gpus=gpus), _batches(scaling))
+    for said in (words.batch(scaling, gpus), words.noise(scaling)):
+        show(said)
+
+
+def _curve(scaling: Scaling, gpus: int) -> Table:
+    columns = (
+        Column(""),
+        Column(_("GPUs"), right=True),
+        Column(_("Slices"), right=True, rank=1),
+        Column(_("Memory"), right=True),
+        Column(_("s/step"), right=True),
+        Column(_("Tokens/s"), right=True),
+        Column(_("In node"), right=True, rank=3),
+        Column(_("Between"), right=True, rank=3),
+        Column(_("Waits"), right=True, rank=2),
+        Column(_("Efficiency"), right=True),
+        Column("", rank=4),
+    )
+    rows = []
+    for point in scaling.points:
+        row = [
+            ">" if point.gpus == gpus else "",
+            f"{point.gpus:,}",
+            f"{point.micro_batch} x {point.accumulation}",
+            format_bytes(point.device_bytes),
+        ]
+        if point.efficiency is None:
+            rows.append([*row, *["-"] * 5, _("does not fit"), ""])
+            continue
+        rows.append(
+            [
+                *row,
+                f"{point.step_seconds:.3g}" if point.step_seconds < 999.5 else f"{point.step_seconds:,.0f}",
+                f"{point.tokens_per_second:,.0f}",
+                format_seconds(point.inside_seconds),
+                format_seconds(point.between_seconds) if point.nodes > 1 else "-",
+                f"{point.exposed_seconds / point.step_seconds:.0%}",
+                f"{point.efficiency:.0%}",
+                bar(point.efficiency, width=_NARROWEST_BAR * 2),
+            ]
+        )
+    return table(columns, rows)
+
+
+def _batches(scaling: Scaling) -> Table:
+    has_noise = scaling.batches.noise_scale is not None
+    columns = (
+        Column(_("Effective"), right=True),
+        Column(_("s/step"), right=True),
+        Column(_("Tokens/s"), right=True),
+        Column(_("Efficiency"), right=True),
+        *(
+            (Column(_("Steps"), right=True), Column(_("Sequences"), right=True), Column(_("Time"), right=True))
+            if has_noise
+            else ()
+        ),
+    )
+    rows = []
+    for point in scaling.batches.points:
+        known = [f"{value:.2f}x" for value in (point.steps, point.examples, point.time) if value is not None]
+        row = [f"{point.effective_batch:,}", f"{point.step_seconds:.3g}", f"{point.tokens_per_second:,.0f}"]
+        rows.append([*row, f"{point.efficiency:.0%}", *known])
+    return table(columns, rows)
 
 
 def _headline(plan: Plan) -> str:

@@ -1,9 +1,8 @@
-"""The verbs, in the groups and the order in which help shows them. A verb whose file is not there yet says so when it is called."""
+"""The verbs, in the groups and the order in which help shows them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 from brim.locale import N_
 
@@ -19,16 +18,6 @@ class Verb:
     def module(self) -> str:
         """Where its `command` is."""
         return f"brim.cli.{self.name}"
-
-    @property
-    def is_here(self) -> bool:
-        """Whether this version of brim has it."""
-        return find_spec(self.module) is not None
-
-    @property
-    def marked_name(self) -> str:
-        """The name, with an asterisk if this version does not have it."""
-        return self.name if self.is_here else f"{self.name}*"
 
 
 GROUPS: tuple[tuple[str, tuple[Verb, ...]], ...] = (

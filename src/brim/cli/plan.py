@@ -28,7 +28,11 @@ WORKLOAD_OPTIONS = (
     ),
     option("--data", metavar="FILE", help=N_("jsonl, json, parquet, csv or a datasets folder: its real lengths decide.")),
     option(
-        "--tokenizer", metavar="NAME", help=N_("Folder, tokenizer.json or Hub id; without it tokens are guessed from characters.")
+        "--tokenizer",
+        metavar="NAME",
+        help=N_(
+            "Folder, tokenizer.json or Hub id. Default: the one in the model's folder; else tokens are guessed from characters."
+        ),
     ),
     option("--samples", **_POSITIVE, help=N_("Sequences in an epoch. Default: those of --data.")),
     option(
@@ -60,6 +64,18 @@ SEARCH_OPTIONS = (
     option("--host-memory", type=Size(), help=N_("Free memory of the host: for workers, pinning and offload.")),
     option("--host-cores", type=click.FloatRange(min=0, min_open=True), metavar="N", help=N_("CPU cores of the host.")),
     option(
+        "--link",
+        metavar="NAME",
+        help=N_(
+            "Between nodes, all links of a node: 100Gbit, infiniband-hdr, infiniband-ndr*8, roce-100, ethernet-10. Default: 100Gbit."
+        ),
+    ),
+    option(
+        "--noise-scale",
+        metavar="B|RUN",
+        help=N_("The gradient's noise scale in sequences, or a run or ledger that measured it: how far the batch may grow."),
+    ),
+    option(
         "--vary",
         type=Words(),
         metavar="WORDS",
@@ -82,7 +98,7 @@ SEARCH_OPTIONS = (
         "--emit",
         type=Words(),
         metavar="FORMATS",
-        help=N_("Write files for: transformers, accelerate, deepspeed, trl, axolotl, llama-factory, torchrun, or all."),
+        help=N_("Write files for: transformers, accelerate, deepspeed, trl, axolotl, llama-factory, torchrun, slurm, or all."),
     ),
     option("-o", "--output", metavar="DIR", help=N_("Where --emit writes, and plan.json. Default: ./brim-plan.")),
     option("--trust-remote-code", is_flag=True, help=N_("Let a model's own Python code run. Read it first.")),
@@ -106,6 +122,8 @@ def command(ctx: click.Context, /, model: str | None, as_json: bool, **options: 
     _check(model, solve=solve, price=price, sweep=sweep, emit=emit, output=output, device=given)
     if given.get("margin") is not None:
         given["margin"] = str(given["margin"])
+    if given.get("noise_scale") is not None:
+        given["noise_scale"] = _noise_scale(str(given["noise_scale"]))
     if solve is not None:
         _solve(ctx, model, solve, price, given, as_json=as_json)
     elif sweep is not None:
@@ -141,6 +159,32 @@ def _check(
         raise UsageError(_("The GPU is what is asked for: leave --gpu, --memory and --device out."))
     if not asks_for_gpus and not any(named) and device.get("probe") is None:
         _check_device()
+
+
+def _noise_scale(said: str) -> float:
+    """A number of sequences, or what a run has measured."""
+    from pathlib import Path
+
+    try:
+        return float(said)
+    except ValueError:
+        pass
+    from brim.audit.run.examine import examine_run
+    from brim.step.arguments import ledger_file
+
+    path = Path(said)
+    file = ledger_file(path) if path.is_dir() else path
+    if file is None or not file.is_file():
+        text = _("--noise-scale {said!r} is neither a number of sequences nor a run or ledger.").format(said=said)
+        raise UsageError(text, hint=_("Write --noise-scale 500, or name the folder of a run."))
+    noise = examine_run(path, said).noise
+    if noise is None or noise.sequences is None:
+        text = _("{path} does not tell the gradient's noise scale.").format(path=said)
+        raise UsageError(
+            text, hint=_("`brim doctor {path}` says what it tells; docs/step.md how it is measured.").format(path=said)
+        )
+    note(_("The noise scale of {path}: {count:,.0f} sequences.").format(path=said, count=noise.sequences))
+    return noise.sequences
 
 
 def _check_device() -> None:

@@ -23,7 +23,11 @@ _POSITIVE: dict[str, Any] = {"type": click.IntRange(min=1), "metavar": "N"}
 PROBE_OPTIONS = (
     option("--data", metavar="FILE", help=N_("jsonl, json, parquet, csv or a datasets folder: its real lengths are run.")),
     option(
-        "--tokenizer", metavar="NAME", help=N_("Folder, tokenizer.json or Hub id; without it tokens are guessed from characters.")
+        "--tokenizer",
+        metavar="NAME",
+        help=N_(
+            "Folder, tokenizer.json or Hub id. Default: the one in the model's folder; else tokens are guessed from characters."
+        ),
     ),
     option("--device", type=click.Choice(["cpu", "cuda"]), help=N_("cpu: train on the CPU. cuda: the GPU of this machine.")),
     option("--memory", type=Size(), help=N_("Hard limit of what the step may take: 2GiB.")),

@@ -331,6 +331,11 @@ def resident_bytes() -> int:
     return found
 
 
+def file_bytes() -> int:
+    """Of what is in RAM, the pages of files: libraries' code above all. 0 where the system does not tell."""
+    return (_status_bytes("RssFile") or 0) + (_status_bytes("RssShmem") or 0)
+
+
 def peak_resident_bytes() -> int | None:
     """Largest resident memory of this process since its start, or since `forget_peak`."""
     found = _status_bytes("VmHWM")

@@ -7,7 +7,7 @@ were taken elsewhere. All are public, so that code which watches a device can be
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from brim.machine import child, nvml
 from brim.record import STRICT
@@ -127,8 +127,29 @@ class TorchDevice:
         self._module.empty_cache()
 
 
+@dataclass(frozen=True)
+class OwnFootprint:
+    """What a process holds before its work begins: imports, thread pools."""
+
+    data_bytes: int
+    own_bytes: int
+    """In RAM, without the pages of files."""
+
+
 class CpuDevice:
     """This process's own memory. Under a budget, `total_bytes` is the budget's limit; else what the host allows."""
+
+    footprint: ClassVar[OwnFootprint | None] = None
+    """Where the process has said what it held before its work began: bytes count from there, as predictions and probes count them."""
+
+    @classmethod
+    def count_from_here(cls, but_bytes: int = 0) -> OwnFootprint | None:
+        """Take what this process holds now, but for so many bytes of it, as no part of its work. Linux only; elsewhere all of it counts."""
+        if child.HAS_DATA_LIMIT:
+            before = cls.footprint or OwnFootprint(0, 0)
+            held = child.data_bytes(), child.resident_bytes() - child.file_bytes()
+            cls.footprint = OwnFootprint(max(before.data_bytes, held[0] - but_bytes), max(before.own_bytes, held[1] - but_bytes))
+        return cls.footprint
 
     @property
     def name(self) -> str:
@@ -141,10 +162,17 @@ class CpuDevice:
 
         state = host()
         limited = state.memory_limited_by == "RLIMIT_DATA"
-        used = child.data_bytes() if limited else child.resident_bytes()
-        peak = max(used, child.peak_resident_bytes() or 0)
+        own = self.footprint or OwnFootprint(0, 0)
+        # Code that a library loads while it works is no part of the work. Without a footprint, all that the process holds counts.
+        files = child.file_bytes() if self.footprint is not None else 0
+        held = own.data_bytes if limited else own.own_bytes
+        used = max(0, (child.data_bytes() if limited else child.resident_bytes() - files) - held)
+        total = max(0, state.memory_bytes - held)
+        peak = max(used, (child.peak_resident_bytes() or 0) - files - own.own_bytes)
+        if limited:
+            peak = min(peak, max(used, total))
         return Reading(
-            total_bytes=state.memory_bytes,
+            total_bytes=total,
             free_bytes=state.available_bytes,
             allocated_bytes=used,
             reserved_bytes=used,

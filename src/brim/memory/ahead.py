@@ -36,7 +36,7 @@ def trace_ahead(wanted: Sequence[tuple[Setup, Target]]) -> None:
     shares = _shares(missing, min(_MOST_PROCESSES, _cores()))
     if len(shares) < 2:
         return
-    _import_everything()
+    _import_everything(with_adapters=any(setup.method != "full" for setup, _target in missing))
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=_in_child, args=(share, os.getpid()), daemon=True) for share in shares[1:]]
     with warnings.catch_warnings():
@@ -81,9 +81,10 @@ def _in_child(share: Sequence[tuple[Setup, Target]], parent: int) -> None:
             _trace([pair])
 
 
-def _import_everything() -> None:
+def _import_everything(*, with_adapters: bool) -> None:
     """What a trace imports on its way, so that it is imported once."""
-    import peft  # noqa: F401
+    if with_adapters:
+        import peft  # noqa: F401
 
     import brim.memory.tracing.depth  # noqa: F401
 

@@ -189,8 +189,6 @@ def _check_cpu(settings: Settings) -> None:
             _("A paged optimizer pages between GPU and host; on the CPU there is nothing to page."),
             hint=_("Take --optimizer adamw-8bit."),
         )
-    if settings.ranks > 1 or settings.sharding not in {None, "none"}:
-        raise UnsupportedError(_("On the CPU brim estimates one process."), hint=_("Name a GPU: --gpu t4*2."))
 
 
 def _check_gpu(settings: Settings, gpu: GPU) -> None:

@@ -43,6 +43,8 @@ def _trace_of(family: Family, micro_batch: int, length: int) -> Trace:
 
 _NEVER = 1 << 60
 """Bytes that no device has."""
+_MORE = 64
+"""Sequences over which the bytes of one more are told: beyond a few, activations decide the peak."""
 
 
 @dataclass
@@ -85,6 +87,15 @@ class Footprint:
             self._bounds[1] = self._replayed(1, Obtained(family.deep.at(1, length), family.facts))
             self._grew = True
         return self._bounds[1]
+
+    def sequence_bytes(self) -> int:
+        """What one more sequence needs at least, on a device that trains alone; 0 where each micro-batch is traced itself."""
+        family = self._family(2)
+        length = self.question.settings.seq_len
+        if family is None or length is None:
+            return 0
+        few, many = (family.deep.least_allocated_bytes(size, length) for size in (2, 2 + _MORE))
+        return (many - few) // _MORE
 
     def prediction(self, micro_batch: int) -> MemoryPrediction:
         """The whole answer, as `brim estimate` gives it."""

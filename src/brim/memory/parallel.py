@@ -41,15 +41,18 @@ def parallel_of(settings: Settings, config: Mapping[str, Any] | None) -> Paralle
     """How the step is spread; None for one device."""
     if settings.sharding in {None, "none"}:
         return None
-    text_config: Mapping[str, Any] = (config or {}).get("text_config") or config or {}
-    hidden = next(
-        (text_config[key] for key in ("hidden_size", "d_model", "n_embd") if isinstance(text_config.get(key), int)), None
-    )
     return Parallel(
         sharding=cast("Any", settings.sharding),
         ranks=settings.ranks,
         offload=settings.offload,
         master=has_master(settings),
-        hidden=hidden,
+        hidden=width_of(config),
         gradient_as_bucket_view=settings.gradient_as_bucket_view,
+        synchronise_each=settings.sync_each_batch and settings.sharding == "fsdp",
     )
+
+
+def width_of(config: Mapping[str, Any] | None) -> int | None:
+    """The model's width, from which Hugging Face fills in DeepSpeed's `auto` buckets; None where its config has none."""
+    inner: Mapping[str, Any] = (config or {}).get("text_config") or config or {}
+    return next((inner[key] for key in ("hidden_size", "d_model", "n_embd") if isinstance(inner.get(key), int)), None)

@@ -10,6 +10,7 @@ import csv
 import io
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,22 @@ class Timeline:
             reserved=walk.reserved[start:],
             kinds=dict(sorted(kinds.items(), key=lambda pair: -int(pair[1].max()))),
             limit_bytes=limit_bytes,
+        )
+
+    def capped(self, most: int) -> Timeline:
+        """At most so many entries: of every run of events the one with the most bytes, so that no peak is lost."""
+        count = len(self.allocated)
+        if count <= most:
+            return self
+        edges = np.linspace(0, count, most + 1).astype(np.int64)
+        kept = [int(start + np.argmax(self.allocated[start:end])) for start, end in pairwise(edges.tolist())]
+        return Timeline(
+            phases=[self.phases[index] for index in kept],
+            layers=[self.layers[index] for index in kept],
+            allocated=self.allocated[kept],
+            reserved=self.reserved[kept],
+            kinds={kind: values[kept] for kind, values in self.kinds.items()},
+            limit_bytes=self.limit_bytes,
         )
 
     def to_json(self) -> str:

@@ -8,16 +8,20 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from brim.memory.footprint import Footprint
+from brim.memory.parallel import width_of
 from brim.planner.measured import scaled
 from brim.planner.padding import sorted_slices
 from brim.planner.rates import with_emulated_bf16
 from brim.planner.request import Margin, Request
-from brim.speed.communication import traffic
+from brim.speed.communication import network_of, traffic
 from brim.speed.roofline import Roofline
-from brim.speed.step import StepSpeed
+from brim.speed.step import StepParts, StepSpeed
 from brim.step.cuts import Cut
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
     from brim.memory.setup import Setup, Target
     from brim.records import MemoryPrediction
     from brim.speed.rates import Rates
@@ -27,6 +31,8 @@ Shapes = list[list[list[tuple[int, float]]]]
 _ALONE_SAVES_AT_MOST = 1.25
 """One sequence alone has needed down to 0.8 of what the trace of several says of it; beyond this it is not tried."""
 _TRAINED_BYTES = {"bf16": 2, "fp16": 2}
+_STATE_BYTES = 20
+"""Per trainable parameter, more than any engine shards: weights in half and in float32, gradients in both, two moments."""
 
 
 @dataclass(frozen=True)
@@ -60,43 +66,62 @@ class Sampler:
 class Option:
     """One structure."""
 
-    def __init__(self, request: Request, settings: Settings, sampler: Sampler, rates: Rates) -> None:
+    footprints: tuple[Footprint, Footprint]
+    """Of a micro-batch among several, and of one alone."""
+
+    def __init__(
+        self, request: Request, settings: Settings, sampler: Sampler, rates: Rates, *, like: Option | None = None
+    ) -> None:
+        """`like` is the same structure with another batch: what is known of its memory serves this one too."""
         self.request = request
         self.settings = settings
         self._sampler = sampler
-        self._seconds: dict[Cut, float] = {}
+        self._parts: dict[Cut, StepParts] = {}
         # Gradients of the first micro-batch live through the forward of the second: one micro-batch alone is another structure.
-        self._several = self._footprint(accumulation=2)
-        self._alone = self._footprint(accumulation=1)
-        self._rates = with_emulated_bf16(rates, request.where, settings)
+        self.footprints = (self._footprint(accumulation=2), self._footprint(accumulation=1)) if like is None else like.footprints
+        self._several, self._alone = self.footprints
+        self.rates = with_emulated_bf16(rates, request.where, settings)
+        self.network = network_of(self.rates, settings.gpus, gpu=request.where.gpu, link=request.link)
         self._refused: set[Cut] = set()
         self.fitting: int | None = None
         """How many cuts fit, once that is known."""
 
     def trace(self) -> None:
         """Find out what it computes and holds."""
-        settings, rates, request = self.settings, self._rates, self.request
+        settings, rates, request = self.settings, self.rates, self.request
         footprint = self._of(request.cuts[0])
         self.facts = facts = footprint.facts
         self.attention = facts.attention or "none"
         self.attention_kernel = footprint.attention_kernel
         self.total_parameters, self.trainable_parameters = facts.total_parameters, facts.trainable_parameters
-        moved = traffic(settings, rates, parameters=facts.total_parameters, trainable=facts.trainable_parameters)
+        moved = traffic(
+            settings,
+            rates,
+            parameters=facts.total_parameters,
+            trainable=facts.trainable_parameters,
+            network=self.network,
+            layers=_depth(request.question.config),
+            width=width_of(request.question.config),
+        )
         measured = request.measured
         roofline = Roofline(footprint.work, rates) if measured is None else measured.roofline(footprint.work, rates)
         self.speed = StepSpeed(roofline, moved, self.gradient_bytes, request.length)
 
     def seconds(self, cut: Cut) -> float:
         """Of one optimizer step; with data, the mean over sampled global batches."""
-        if cut not in self._seconds:
+        return self.parts(cut).seconds
+
+    def parts(self, cut: Cut) -> StepParts:
+        """The same, taken apart."""
+        if cut not in self._parts:
             shapes = self._sampler.shapes(cut)
             if shapes is not None:
-                self._seconds[cut] = self.speed.mean_step_seconds(shapes)
+                self._parts[cut] = self.speed.mean_step_parts(shapes)
             else:
-                slices = cut.slices or (cut.micro_batch,) * (cut.accumulation * self.settings.ranks)
+                slices = cut.slices or (cut.micro_batch,) * cut.accumulation
                 runs = [slices[start : start + cut.accumulation] for start in range(0, len(slices), cut.accumulation)]
-                self._seconds[cut] = self.speed.step_seconds(runs)
-        return self._seconds[cut]
+                self._parts[cut] = self.speed.step_parts(runs)
+        return self._parts[cut]
 
     def fits(self, cut: Cut) -> bool:
         """Whether what it needs, and the margin, is there."""
@@ -207,6 +232,18 @@ class Option:
         each = _TRAINED_BYTES.get(self.settings.precision if self.settings.method == "full" else "", 4)
         return self._of(self.request.cuts[0]).facts.trainable_parameters * each
 
+    @cached_property
+    def sequence_bytes(self) -> int:
+        """What one more sequence in a micro-batch needs at least, by the bytes of a device that trains alone; 1 where that is not known."""
+        return max(1, self._of(self.request.cuts[0]).sequence_bytes())
+
+    @property
+    def shard_bytes(self) -> int:
+        """What more ranks could still take off this one, at most: all that it holds of weights, gradients and the optimizer's state."""
+        if self.settings.sharding in {None, "none", "ddp"}:
+            return 0
+        return _STATE_BYTES * self.trainable_parameters // self.settings.ranks
+
     def bound(self) -> float:
         """The least seconds that it could take if memory were no matter."""
         return min(self.seconds(cut) for cut in self.request.cuts)
@@ -227,3 +264,10 @@ class Option:
         # Where one micro-batch alone is all there is, no trace of several is ever made, and the other way round.
         settings = replace(self.settings, micro_batch=2, accumulation=accumulation)
         return Footprint(replace(self.request.question, settings=settings))
+
+
+def _depth(config: Mapping[str, Any] | None) -> int:
+    """Layers of the model, which engines that gather weights gather one by one; 1 where that is not known."""
+    inner: Mapping[str, Any] = (config or {}).get("text_config") or config or {}
+    known = (inner.get(key) for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"))
+    return next((depth for depth in known if isinstance(depth, int) and depth > 0), 1)

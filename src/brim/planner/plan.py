@@ -12,6 +12,7 @@ from brim.planner.nearest import missing_bytes, nearest_that_fit
 from brim.planner.padding import report
 from brim.planner.reasons import assumptions_of, hints_of, reasons_of, warnings_of
 from brim.planner.request import Request, make_request
+from brim.planner.scaling import scaling_of
 from brim.planner.schedule import follow_up
 from brim.planner.search import Found, Pick, host_bytes, search
 from brim.records import Candidate, DataReport, Plan, SpeedPrediction
@@ -51,6 +52,8 @@ def plan(
     learning_rate: float | None = None,
     from_batch: int | None = None,
     warmup_steps: int | None = None,
+    link: str | None = None,
+    noise_scale: float | None = None,
     vary: tuple[str, ...] | str = (),
     margin: str | float | None = None,
     probe: str | os.PathLike[str] | Measurement | None = None,
@@ -65,7 +68,9 @@ def plan(
     weights, or offload are tried only where `vary` names them. `margin` (`"5%"`, `"1GiB"`) stays free of the memory. `data` gives the real
     lengths; without it every sequence has `seq_len` tokens. With `from_batch`, the batch that the recipe was tuned for, the plan says how
     learning rate, beta2 and warm-up should follow; `apply` puts the learning rate into the configuration. `probe` is the result of
-    `brim probe`, or its file: measured bytes and seconds then stand for the models', on the device that was measured.
+    `brim probe`, or its file: measured bytes and seconds then stand for the models', on the device that was measured. For several GPUs the
+    plan has a curve over their number: `link` names the wires between nodes (`"infiniband-ndr*8"`, `"ethernet-10"`), `noise_scale` is that
+    of the gradient in sequences, for the guide to the batch.
     """
     began = time.perf_counter()
     request = make_request(
@@ -84,6 +89,8 @@ def plan(
         learning_rate=learning_rate,
         from_batch=from_batch,
         warmup_steps=warmup_steps,
+        link=link,
+        noise_scale=noise_scale,
         vary=vary,
         margin=margin,
         probe=probe,
@@ -91,12 +98,12 @@ def plan(
         cache=cache,
         **settings,
     )
-    made = plan_request(request, apply=apply)
+    made = plan_request(request, apply=apply, curve=True)
     return replace(made, elapsed_seconds=round(time.perf_counter() - began, 3))
 
 
-def plan_request(request: Request, *, apply: bool = False) -> Plan:
-    """The plan of a question that is complete."""
+def plan_request(request: Request, *, apply: bool = False, curve: bool = False) -> Plan:
+    """The plan of a question that is complete; with `curve`, and for several GPUs, what other numbers of them would do."""
     found = search(request)
     advice = advice_of(request, found)
     rate = request.learning_rate
@@ -105,6 +112,7 @@ def plan_request(request: Request, *, apply: bool = False) -> Plan:
     best = found.best
     shown = [candidate_of(request, pick, rate, best, found) for pick in ([best] if best else []) + found.others]
     alternatives = shown[1:] if best is not None else nearest_that_fit(request)
+    scaling = scaling_of(request, found) if curve else None
     for option in found.options:
         option.keep()
     return Plan(
@@ -117,6 +125,7 @@ def plan_request(request: Request, *, apply: bool = False) -> Plan:
         margin_bytes=request.margin.bytes,
         missing_bytes=missing_bytes(request) if best is None else 0,
         data=data_of(request, best),
+        scaling=scaling,
         advice=advice,
         hints=tuple(hints_of(request, best)),
         assumptions=tuple(assumptions_of(request, found)),
@@ -157,16 +166,13 @@ def candidate_of(request: Request, pick: Pick, rate: float | None, best: Pick | 
 def speed_of(request: Request, pick: Pick) -> SpeedPrediction:
     """Seconds of a step and of an epoch."""
     step = pick.seconds
-    lengths = request.lengths
-    tokens = request.length + (request.base.target_len or 0)
-    mean = float((lengths.tokens + lengths.target_tokens).mean()) if lengths is not None else float(tokens)
     steps = request.steps_per_epoch
     epoch = None
     if steps is not None and request.samples is not None:
         epoch = step * (steps if request.drop_last else request.samples / request.effective_batch)
     return SpeedPrediction(
         step_seconds=step,
-        tokens_per_second=request.effective_batch * mean / step,
+        tokens_per_second=request.effective_batch * request.mean_tokens / step,
         epoch_seconds=epoch,
         steps_per_epoch=steps,
     )

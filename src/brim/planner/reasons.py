@@ -9,6 +9,7 @@ from brim.errors import BrimError
 from brim.locale import _
 from brim.memory.compatibility import check
 from brim.sizes import format_bytes
+from brim.speed import constants
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -207,6 +208,14 @@ def assumptions_of(request: Request, found: Found) -> Iterator[str]:
         )
     else:
         yield _("Times are for a CPU of the usual kind: trust their order more than their size.")
+    if request.base.nodes > 1 and request.link is None:
+        text = _("{link} between nodes, all links of a node together: no --link was given.")
+        yield text.format(link=constants.NODE_LINK)
+    if request.base.ranks > 1 and found.best is not None and gpu is not None:
+        yield _(
+            "On other numbers of GPUs the structure of the plan is kept and its slices are chosen anew; a plan for that number may find a "
+            "better one."
+        )
     if request.lengths is not None and not request.lengths.are_equal:
         yield _("Times are for micro-batches of equal counts, sorted by length inside the step; brim's own slicing pads less.")
     yield _("The loader keeps up: waiting for data is not counted.")
@@ -217,6 +226,8 @@ def warnings_of(request: Request, best: Pick | None) -> Iterator[str]:
     if request.measured is not None:
         yield from request.measured.warnings()
     settings = best.option.settings if best is not None else request.base
+    if request.base.ranks == 1 and (request.link is not None or request.noise_scale is not None):
+        yield _("--link and --noise-scale are for the curve of several GPUs, and this plan is for one: they change nothing.")
     try:
         yield from check(settings, request.question.config, request.where.gpu)
     except BrimError:

@@ -15,6 +15,7 @@ from brim.planner.measured import Measured, measured_of
 from brim.planner.probed import Probe, check_same, read_probe, structure_of, where_probed, with_length
 from brim.planner.space import read_vary
 from brim.sizes import format_bytes, parse_part, parse_size
+from brim.speed.links import Link, read_link
 from brim.step.cuts import Cut, cut, cut_into, cuts
 from brim.workload.lengths import Lengths, fixed_lengths, measure_lengths
 from brim.workload.settings import Settings, read_settings
@@ -65,6 +66,10 @@ class Request:
     learning_rate: float | None = None
     from_batch: int | None = None
     warmup_steps: int | None = None
+    link: Link | None = None
+    """Between nodes; None: the default."""
+    noise_scale: float | None = None
+    """Of the gradient, in sequences."""
     assumptions: tuple[str, ...] = ()
     measured: Measured | None = None
     """What a probe says of this model on this device."""
@@ -107,6 +112,14 @@ class Request:
         """Of the longest sequence."""
         assert self.base.seq_len is not None
         return self.base.seq_len
+
+    @property
+    def mean_tokens(self) -> float:
+        """Real tokens of a sequence, source and target."""
+        lengths = self.lengths
+        if lengths is None:
+            return float(self.length + (self.base.target_len or 0))
+        return float((lengths.tokens + lengths.target_tokens).mean())
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -162,6 +175,8 @@ def make_request(
     learning_rate: float | None = None,
     from_batch: int | None = None,
     warmup_steps: int | None = None,
+    link: str | None = None,
+    noise_scale: float | None = None,
     vary: tuple[str, ...] | str = (),
     margin: str | float | None = None,
     probe: Probe | None = None,
@@ -172,7 +187,8 @@ def make_request(
 ) -> Request:
     """Check and complete what was asked."""
     _check_numbers(effective_batch=effective_batch, samples=samples, from_batch=from_batch, warmup_steps=warmup_steps)
-    _check_positive(epochs=epochs, learning_rate=learning_rate, host_cores=host_cores)
+    _check_positive(epochs=epochs, learning_rate=learning_rate, host_cores=host_cores, noise_scale=noise_scale)
+    wire = read_link(link) if link is not None else None
     measurement = read_probe(probe) if probe is not None else None
     if measurement is not None:
         settings = with_length(measurement, settings, has_data=data is not None)
@@ -252,6 +268,8 @@ def make_request(
         learning_rate=learning_rate,
         from_batch=from_batch,
         warmup_steps=warmup_steps,
+        link=wire,
+        noise_scale=noise_scale,
         assumptions=tuple(notes),
         **measured,
     )
@@ -278,6 +296,7 @@ def _lengths(
     if isinstance(data, Lengths):
         return data, []
     task = question.settings.task or "causal-lm"
+    tokenizer = tokenizer or getattr(question.model, "own_tokenizer", None)
     lengths = measure_lengths(Path(data), tokenizer=tokenizer, task=task, trust_remote_code=trust_remote_code)
     return lengths, []
 

@@ -10,6 +10,7 @@ from torch import nn
 from brim.errors import RunError
 from brim.locale import _
 from brim.memory.tracing.quantized import quantized_layers
+from brim.step.four_bits import keep_trainable
 
 
 def quantize(model: Any, bits: int, compute_dtype: torch.dtype, device: str) -> None:
@@ -33,6 +34,7 @@ def quantize(model: Any, bits: int, compute_dtype: torch.dtype, device: str) -> 
             quantized.bias = nn.Parameter(layer.bias.data, requires_grad=False)
         model.set_submodule(name, quantized.to(device))
     model.to(device)
+    keep_trainable(model)
     setattr(model, "is_loaded_in_4bit" if bits == 4 else "is_loaded_in_8bit", True)
 
 

@@ -334,6 +334,7 @@ def _with_lengths(
             raise UsageError(_("--tokenizer counts the tokens of --data, and no --data was given."))
         return question, None
     task = question.settings.task or "causal-lm"
+    tokenizer = tokenizer or getattr(question.model, "own_tokenizer", None)
     lengths = (
         data
         if isinstance(data, Lengths)

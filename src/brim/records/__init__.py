@@ -47,6 +47,25 @@ from brim.records.predictions import (
     SpeedPrediction as SpeedPrediction,
     Strategy as Strategy,
 )
+from brim.records.runs import (
+    BadRow as BadRow,
+    DataCard as DataCard,
+    Evaluation as Evaluation,
+    Launcher as Launcher,
+    LossOn as LossOn,
+    RunCard as RunCard,
+    RunOptions as RunOptions,
+    Schedule as Schedule,
+    TrainingRecipe as TrainingRecipe,
+    TrainingResult as TrainingResult,
+)
+from brim.records.scaling import (
+    BatchGuide as BatchGuide,
+    BatchPoint as BatchPoint,
+    ScalePoint as ScalePoint,
+    Scaling as Scaling,
+    Wire as Wire,
+)
 from brim.records.verifications import (
     Proof as Proof,
     ProofName as ProofName,

@@ -10,6 +10,7 @@ from pydantic import Field
 from brim.locale import _
 from brim.machine.records import Machine
 from brim.record import STRICT, Bytes, Count, PositiveInt, Record, Seconds
+from brim.records.scaling import Scaling
 from brim.workload.records import Configuration, Workload
 from brim.workload.settings import Settings
 from brim.workload.words import Kind, Phase
@@ -170,6 +171,8 @@ class Plan(Record):
     missing_bytes: Bytes = 0
     """Where nothing fits: how much more the smallest configuration would need, margin included."""
     data: DataReport | None = None
+    scaling: Scaling | None = None
+    """What more or fewer GPUs would do; None for one device, and where nothing fits."""
     advice: tuple[Advice, ...] = ()
     hints: tuple[str, ...] = ()
     """What was not allowed, or not tried, and would help."""

@@ -62,15 +62,41 @@ LINK_SHARE = 0.75
 about 200 of 300 among eight A100 (#149), 116 of 300 between two bridged H100 PCIe (#194). PCIe 3.0 x16, pinned: 9.6 to 13.2 of 15.75
 (router-gao/cuda-demo, 02-cuda-bandwidth.md); GeForce cards in one node 24 of 31.5 as NCCL itself counts on (nccl-tests#307)."""
 
-PAIR_LATENCY_SECONDS = 6.0e-6
-"""Per collective call and rank in its ring: 8 bytes take 42 microseconds among eight RTX 4090 (NVIDIA/nccl#1530), 11.5 between two
-(tinygrad/open-gpu-kernel-modules#17)."""
+CALL_SECONDS = 8.4e-6
+"""Of one collective call, whatever it moves: what NCCL's own model takes for a ring (NVIDIA/nccl, src/graph/tuning.cc, `baseLat`)."""
+
+RING_HOP_SECONDS = {"nvlink": 3.4e-6, "infinity-fabric": 3.4e-6, "pcie": 5.7e-6}
+"""From one rank of a ring to the next inside a node (the same file, `hwLat`, ring, Simple). It agrees with 8 bytes in 42 microseconds
+among eight RTX 4090 (NVIDIA/nccl#1530) and 11.5 between two (tinygrad/open-gpu-kernel-modules#17). AMD's links as NVLink: a guess."""
+
+TREE_HOP_SECONDS = {"nvlink": 28.0e-6, "infinity-fabric": 28.0e-6, "pcie": 28.0e-6}
+"""The same of a tree, which sums for all ranks only (the same file; a step waits for a chunk of 256 KiB)."""
+
+NODE_HOP_SECONDS = {"rdma": 9.6e-6, "tcp": 30.0e-6}
+"""Between nodes. InfiniBand and RoCE: the same file. Sockets: 8 bytes in 38 to 46 microseconds between two nodes (NVIDIA/nccl-tests#82),
+the call itself not counted."""
+
+NODE_TREE_HOP_SECONDS = {"rdma": 50.0e-6, "tcp": 70.0e-6}
+"""The same of a tree. InfiniBand and RoCE: the same file. Sockets: a guess."""
+
+NODE_LINK_SHARE = {"rdma": 0.85, "tcp": 0.5}
+"""Of the peak of a node's links. InfiniBand NDR: 46 to 48 of 50 GB/s a port are expected (NVIDIA/nccl-tests#290), 231 of 400 GB/s with
+eight RoCE ports (NVIDIA/nccl#2409, which calls that too little), 600 of 800 Gbit/s (NVIDIA/nccl#495). Sockets: 4 to 6 of 12.5 GB/s
+(NVIDIA/nccl#450), 22 of 32 Gbit/s with eight GPUs a node (NVIDIA/nccl#209)."""
+
+DDP_BUCKET_BYTES = 25 * 1024 * 1024
+"""torch/nn/parallel/distributed.py, `_DEFAULT_BUCKET_CAP_MB`: gradients are summed in pieces of this size."""
+
+GATHER_BUCKET_ELEMENTS = 500_000_000
+"""DeepSpeed's `allgather_bucket_size`, which the Trainer's `auto` leaves alone; also its `reduce_bucket_size` where the width is not
+known."""
 
 OVERLAP_SHARE = 0.7
-"""Of communication that can hide behind backward (DDP's buckets, FSDP's prefetch), what does. No source found; chosen."""
+"""Of communication that can hide behind backward (DDP's buckets, FSDP's prefetch), what does. No source found; a guess."""
 
-NODE_LINK_BYTES_PER_SECOND = 12.5e9
-"""Between nodes where nothing is said: 100 Gbit/s a node. Chosen."""
+NODE_LINK = "100Gbit"
+"""Between nodes where nothing is said, all links of a node together. A guess at the lower end of what is rented as a cluster (AWS p3dn
+and Google a2-highgpu have 100 Gbit/s a node, AWS p4d 400, a DGX H100 or AWS p5 3,200): whoever has more should say so."""
 
 DEFAULT_HOST_LINK_BYTES_PER_SECOND = 12.0e9
 """PCIe 3.0 x16 as it is reached, where a card's own link is not known; 9.6 to 13.2 measured (see `LINK_SHARE`)."""

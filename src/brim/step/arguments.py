@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+import numpy as np
+
 from brim.errors import UsageError
 from brim.locale import _
 from brim.step.budget import Budget
@@ -42,6 +44,26 @@ def budget_of(value: Any) -> Budget:
             hint=_("Give brim.Budget.tokens(8192), brim.Budget.sequences(8), or brim.budget(model, gpu=...)."),
         )
     return value
+
+
+def budgets_of(value: Any) -> tuple[Budget, ...] | Budget:
+    """A Budget for all ranks, or one for each in a sequence."""
+    if isinstance(value, list | tuple) and value:
+        return tuple(budget_of(each) for each in value)
+    return budget_of(value)
+
+
+def speeds_of(value: Any) -> None:
+    """One number above 0 for each rank, or None."""
+    if value is None:
+        return
+    if not isinstance(value, list | tuple | np.ndarray) or not len(value):
+        raise UsageError(
+            _("speeds is {value!r}, and must be a list with one number for each rank.").format(value=value),
+            hint=_("speeds=[1.0, 0.5] says that the second rank is half as fast."),
+        )
+    for each in value:
+        Budget.tokens(1).at_speed(each)
 
 
 def function(name: str, value: Any) -> None:

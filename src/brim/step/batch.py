@@ -16,12 +16,13 @@ import numpy.typing as npt
 from brim.errors import UsageError
 from brim.locale import _
 from brim.step.arguments import whole
+from brim.step.budget import Budget
+from brim.step.rounds import cut_together
+from brim.step.shares import share_out
 from brim.step.slicing import IntArray, Order, cut_stack, deal_stack, even_shares, order_of, sort_stack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from brim.step.budget import Budget
+    from collections.abc import Iterator, Sequence
 
 Slices = list[list[IntArray]]
 """`[rank][micro-batch]`: the dataset ids of one optimizer step."""
@@ -42,8 +43,12 @@ class BatchPlan:
         seed: int = 0,
         drop_last: bool = False,
         ranks: int = 1,
+        together: bool = False,
     ) -> None:
-        """`lengths` are tokens, `[n]`, or `[n, 2]` with the targets' beside them. An epoch's last global batch may be short, or dropped."""
+        """`lengths` are tokens, `[n]`, or `[n, 2]` with the targets' beside them. An epoch's last global batch may be short, or dropped.
+
+        `together`: for engines whose forward and backward are collective. All ranks then have equally many micro-batches in a step.
+        """
         for name, size in (("effective_batch", effective_batch), ("ranks", ranks)):
             whole(name, size)
         whole("seed", seed, least=0)
@@ -53,6 +58,7 @@ class BatchPlan:
         self.seed = seed
         self.drop_last = drop_last
         self.ranks = ranks
+        self.together = together
         self.steps_per_epoch = self.n // effective_batch if drop_last else -(-self.n // effective_batch)
         if not self.steps_per_epoch:
             text = _(
@@ -75,14 +81,16 @@ class BatchPlan:
         start = place * self.effective_batch
         return self._order_of(epoch)[start : start + self.effective_batch].astype(np.int64)
 
-    def slices(self, step: int, budget: Budget) -> Slices:
+    def slices(self, step: int, budget: Budget | Sequence[Budget]) -> Slices:
         """Every rank's micro-batches of this step, the same whoever asks; on each rank the costliest runs first.
 
-        None is over the budget, unless one sequence alone is. A rank for which nothing is left has no micro-batches.
+        `budget` is that of every rank, or a sequence with one for each. None of a rank's micro-batches is over its budget, unless one
+        sequence alone is. A rank for which nothing is left has no micro-batches; `together`, all have equally many, the last of
+        which may be empty.
         """
         return self._sliced(self.global_batch(step)[None], budget)[0]
 
-    def epoch(self, epoch: int, budget: Budget) -> Iterator[Slices]:
+    def epoch(self, epoch: int, budget: Budget | Sequence[Budget]) -> Iterator[Slices]:
         """`slices` of all steps of this epoch, many at a time."""
         order = self._order_of(epoch)
         size = self.effective_batch
@@ -93,6 +101,10 @@ class BatchPlan:
             yield from self._sliced(batches.astype(np.int64), budget)
         if whole < self.n and not self.drop_last:
             yield from self._sliced(order[None, whole:].astype(np.int64), budget)
+
+    def cut(self, ids: IntArray, budget: Budget) -> list[IntArray]:
+        """One rank's share in micro-batches of this budget, the costliest first."""
+        return self._cut(ids[None], 1, budget)[0][0]
 
     def fingerprint(self) -> str:
         """What must be equal for a run to be continued: the data's lengths, the effective batch, the seed; not the ranks."""
@@ -122,8 +134,33 @@ class BatchPlan:
             kept = self._order = (epoch, order_of(self.n, self.seed, epoch))
         return kept[1]
 
-    def _sliced(self, batches: IntArray, budget: Budget) -> list[Slices]:
-        """Global batches of equal size, `[batch, sequence]` of dataset ids, sliced together."""
+    def _sliced(self, batches: IntArray, budget: Budget | Sequence[Budget]) -> list[Slices]:
+        """Global batches of equal size, `[batch, sequence]` of dataset ids, sliced at once."""
+        budgets = self._of_ranks(budget)
+        if self.together and self.ranks > 1:
+            return [self._in_rounds(ids, budgets) for ids in batches]
+        if any(each is not budgets[0] for each in budgets):
+            return [self._by_cost(ids, budgets) for ids in batches]
+        return self._evenly(batches, budgets[0])
+
+    def _of_ranks(self, budget: Budget | Sequence[Budget]) -> list[Budget]:
+        """One for each rank; the same object where they are equal."""
+        if isinstance(budget, Budget):
+            return [budget] * self.ranks
+        if len(budget) != self.ranks:
+            text = _("There are {budgets} budgets for {ranks} ranks.")
+            raise UsageError(text.format(budgets=len(budget), ranks=self.ranks))
+        return [next(other for other in budget if other is each or other == each) for each in budget]
+
+    def _in_rounds(self, ids: IntArray, budgets: Sequence[Budget]) -> Slices:
+        return [[ids[places] for places in rank] for rank in cut_together(self._columns_of(ids), budgets)]
+
+    def _by_cost(self, ids: IntArray, budgets: Sequence[Budget]) -> Slices:
+        """Ranks that differ: shares that take them equally long, as each cuts its own."""
+        return [[ids[places] for places in rank] for rank in share_out(self._columns_of(ids), budgets)]
+
+    def _evenly(self, batches: IntArray, budget: Budget) -> list[Slices]:
+        """Ranks with one budget: shares that differ by one sequence at most."""
         shares = even_shares(batches.shape[1], self.ranks)
         dealt = _taken(batches, deal_stack(self._columns_of(batches), shares, budget.seconds))
         larger = shares.count(shares[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections import deque
@@ -51,6 +52,7 @@ class Book:
         configuration: Mapping[str, str | int | float | bool | None] | None = None,
         notes: tuple[str, ...] = (),
         warnings: tuple[str, ...] = (),
+        is_quiet: bool = False,
     ) -> None:
         word("on_broken", on_broken, OnBroken)
         self._plan, self._guard, self._device, self._is_first_rank = plan, guard, device, ranks.rank == 0
@@ -83,7 +85,10 @@ class Book:
         if path is not None and self._is_first_rank:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = LedgerWriter(path, header, on_trouble=say)
-        self._say_what_is_in_force(path, resumed_from_step)
+        self._is_quiet = is_quiet
+        """Somebody else says what is in force, and what became of it."""
+        if not is_quiet:
+            self._say_what_is_in_force(path, resumed_from_step)
         for warning in warnings if self._is_first_rank else ():
             say(f"brim: {warning}")
 
@@ -133,13 +138,18 @@ class Book:
         self._checker.check(entry, item.promised.tolist(), total.items)
         return entry
 
+    def settle(self) -> None:
+        """See to it that the steps up to here are on the disk, before a checkpoint says that they were taken."""
+        if self._writer is not None and not self.is_closed:
+            self._writer.settle()
+
     def close(self, *, finished: bool, reason: str = "") -> None:
         """The run is over, for good or not: the sums of its steps, as the last line of the ledger and of the screen."""
         if self.is_closed:
             return
         self.is_closed = True
         summary = self._totals.summary(seconds=time.monotonic() - self._started, finished=finished, reason=reason)
-        if self._is_first_rank:
+        if self._is_first_rank and not self._is_quiet:
             say(_in_words(summary))
         if self._writer is not None:
             self._writer.close(finished=finished, reason=reason)
@@ -192,8 +202,9 @@ class _Watch:
 
 
 def say(sentence: str) -> None:
-    """On the screen, where it is no output of the program."""
-    print(sentence, file=sys.stderr)  # noqa: T201
+    """On the screen, where it is no output of the program. A terminal that is gone is no reason to end a training."""
+    with contextlib.suppress(OSError, ValueError):
+        print(sentence, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def reason_of(error: BaseException) -> str:

@@ -18,9 +18,13 @@ from brim.locale import _
 from brim.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from brim.records import Measurement
+    from brim.step.slicing import IntArray
 
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 
 Cost = Callable[..., FloatArray]
 """`cost(count, length)`, or `cost(count, length, target_length)` for seq2seq: the cost of micro-batches of `count` sequences that are
@@ -28,6 +32,9 @@ padded to `length`. Arrays that broadcast go in, an array comes out. It may not 
 
 FIXED_TOKENS: Final = 64.0
 """What a micro-batch costs besides its tokens, in tokens: some 10 ms to start its kernels, on a card that trains 6,000 tokens a second."""
+
+_NO_MORE_THAN_NEEDED: Final = 1e12
+"""In tokens: more than any padding could cost."""
 
 Unit = Literal["bytes", "tokens", "sequences"]
 
@@ -58,6 +65,18 @@ class ShapeCost:
 
 
 @dataclass(frozen=True)
+class ScaledCost:
+    """Seconds on a device that is `factor` times as fast."""
+
+    at_one: Cost
+    factor: float
+
+    def __call__(self, count: Any, *lengths: Any) -> FloatArray:
+        """The cost of `count` sequences padded to these lengths."""
+        return np.asarray(self.at_one(count, *lengths), np.float64) / self.factor
+
+
+@dataclass(frozen=True)
 class Budget:
     """The limit of one micro-batch, in the unit of `cost`; among the cuts within it, the fewest `seconds` win."""
 
@@ -67,6 +86,8 @@ class Budget:
     unit: Unit = "bytes"
     because: str = ""
     """How it came about, for the ledger."""
+    is_pinned: bool = False
+    """Whether the limit was asked for as it is: what runs out of memory is split, and the limit stays."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.limit, int | float | np.number):
@@ -87,6 +108,15 @@ class Budget:
         """At most `limit` sequences in a micro-batch, as a fixed micro-batch size has it."""
         return cls(ShapeCost(per_sequence=1.0), limit, ShapeCost(fixed=fixed_tokens, per_token=1.0, per_target=1.0), "sequences")
 
+    @classmethod
+    def pinned(cls, micro_batch: int, *, because: str = "") -> Self:
+        """Exactly `micro_batch` sequences in a micro-batch; fewer only in the last, where the batch does not divide.
+
+        The fewest micro-batches win, whatever their padding costs, because that is what was asked for.
+        """
+        seconds = ShapeCost(fixed=_NO_MORE_THAN_NEEDED, per_token=1.0, per_target=1.0)
+        return cls(ShapeCost(per_sequence=1.0), micro_batch, seconds, "sequences", because, is_pinned=True)
+
     @staticmethod
     def measured(measurement: Measurement, *, margin: int | None = None) -> Budget:
         """What a probe has measured: its limit, less the margin; bytes and seconds by the shapes that ran there.
@@ -103,6 +133,19 @@ class Budget:
         """The same costs under another limit."""
         return replace(self, limit=limit)
 
+    def at_speed(self, factor: float) -> Budget:
+        """The same for a device that is `factor` times as fast: 0.5 takes twice the seconds."""
+        if isinstance(factor, bool) or not isinstance(factor, int | float | np.number) or not 0 < factor < np.inf:
+            raise UsageError(
+                _("A speed is {value!r}, and must be a number above 0.").format(value=factor),
+                hint=_("1.0 is as fast as the budget says, 0.5 half as fast."),
+            )
+        if factor == 1:
+            return self
+        seconds = self.seconds.at_one if isinstance(self.seconds, ScaledCost) else self.seconds
+        times = self.seconds.factor * factor if isinstance(self.seconds, ScaledCost) else float(factor)
+        return replace(self, seconds=seconds if times == 1 else ScaledCost(seconds, times))
+
     def cost_of(self, count: int, *lengths: int) -> float:
         """The cost of one micro-batch."""
         return float(self.cost(np.array([count]), *(np.array([length]) for length in lengths))[0])
@@ -114,6 +157,15 @@ class Budget:
         if self.unit == "tokens":
             return _("{count:,} tokens").format(count=round(amount))
         return _("{count} sequences").format(count=round(amount))
+
+
+def who_can_hold(columns: Sequence[IntArray], budgets: Sequence[Budget]) -> BoolArray:
+    """`[rank, sequence]`: whether a sequence alone is within the rank's limit. Where it is within none's, the ranks that come nearest."""
+    shape = columns[0].shape
+    costs = [np.broadcast_to(budget.cost(np.ones(1, np.int64), *columns), shape) for budget in budgets]
+    fits = np.stack([cost <= budget.limit for cost, budget in zip(costs, budgets, strict=True)])
+    used = np.stack([cost / budget.limit for cost, budget in zip(costs, budgets, strict=True)])
+    return np.asarray(fits | (~fits.any(axis=0) & (used == used.min(axis=0))))
 
 
 def _check(name: str, cost: Cost) -> None:

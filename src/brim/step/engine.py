@@ -102,7 +102,9 @@ class Total:
 
 
 @dataclass(frozen=True)
-class _Ran:
+class Ran:
+    """One micro-batch that went through."""
+
     loss: torch.Tensor
     items: int
     metrics: dict[str, float]
@@ -226,7 +228,7 @@ class Engine:
     def _pass(self, micro_batches: list[MicroBatch], tally: Tally) -> Tally | _Again:
         """Each micro-batch once; split in forward where it must be. `tally` is complete when all went through."""
         waiting, done = deque(micro_batches), list[MicroBatch]()
-        ran: list[_Ran] = []
+        ran: list[Ran] = []
         while waiting:
             micro = waiting.popleft()
             items = micro.items(self.counting)
@@ -245,13 +247,13 @@ class Engine:
         self._count(tally, done, ran)
         return tally
 
-    def _attempt(self, micro: MicroBatch, items: int, weight: float) -> _Ran | Failure:
+    def _attempt(self, micro: MicroBatch, items: int, weight: float) -> Ran | Failure:
         mark = Mark()
         if self._squares is not None:
             self._squares.begin()
         try:
             loss = self._compute(micro.batch, items, weight, mark)
-            return _Ran(loss, items, mark.metrics, None if self._squares is None else self._squares.take())
+            return Ran(loss, items, mark.metrics, None if self._squares is None else self._squares.take())
         except Exception as error:
             failure = failure_of(error, mark.phase)
             if failure is None:
@@ -298,7 +300,8 @@ class Engine:
                 waiting.extendleft(reversed(micro.split(self._collate)))
         return found
 
-    def _count(self, tally: Tally, done: list[MicroBatch], ran: list[_Ran]) -> None:
+    def _count(self, tally: Tally, done: list[MicroBatch], ran: list[Ran]) -> None:
+        done = [micro for micro in done if not micro.is_filler]  # no part of the step
         for micro in done:
             tally.ids += micro.ids.tolist()
             tally.slices.append((len(micro), *micro.shape))
@@ -326,7 +329,7 @@ class Engine:
         finally:
             self._squares = None
 
-    def _squares_of(self, tally: Tally, ran: list[_Ran]) -> list[float | None]:
+    def _squares_of(self, tally: Tally, ran: list[Ran]) -> list[float | None]:
         if self._squares is None:
             return [None] * len(tally.slice_items)
         found = iter(self._squares.unscaled([each.square for each in ran], [each.items / tally.items for each in ran]))

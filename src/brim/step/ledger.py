@@ -90,6 +90,15 @@ class LedgerWriter:
         except OSError as error:
             self._tell(error)
 
+    def settle(self) -> None:
+        """Bring all lines up to here to the disk; an OSError where that cannot be done, and then they go on waiting.
+
+        For whoever keeps a checkpoint: one that is ahead of the ledger would leave, after a power cut, steps that nothing can prove.
+        """
+        self._flush()
+        self._synced = time.monotonic()
+        os.fsync(self._stream.fileno())
+
     def close(self, *, finished: bool, reason: str = "") -> LedgerSummary:
         """Write the summary and see to it that all is on the disk. A second call changes nothing."""
         if self.summary is not None:
@@ -394,5 +403,8 @@ def _open_to_read(path: str | Path) -> IO[bytes]:
 
 def _cannot_write(path: Path, error: Exception, *, lines: int = 0) -> RunError:
     text = _("Cannot write {path}: {why}.").format(path=path, why=getattr(error, "strerror", None) or error)
-    lost = _("Lines at its end that are missing: {lines}. The steps themselves were taken.").format(lines=lines) if lines else ""
-    return RunError(sentences(text, lost), hint=_("See that its disk has room and that you may write there."))
+    if not lines:
+        return RunError(text, hint=_("See that its disk has room and that you may write there."))
+    lost = _("Lines at its end that are missing: {lines}. The steps themselves were taken.").format(lines=lines)
+    hint = _("Make room and go on from the last checkpoint: the steps after it are taken again, and written down.")
+    return RunError(sentences(text, lost), hint=hint)

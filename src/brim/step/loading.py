@@ -18,11 +18,12 @@ from torch.utils.data import Dataset, get_worker_info
 
 from brim.errors import UsageError
 from brim.locale import _
-from brim.step.micro import MicroBatch, copies, has_rows
+from brim.step.micro import MicroBatch, copies, filler, has_rows
 from brim.step.slicing import IntArray
 
 if TYPE_CHECKING:
     from brim.step.batch import BatchPlan
+    from brim.step.budget import Budget
     from brim.step.oom import Guard
 
 Collate = Callable[[Sequence[Any]], Any]
@@ -52,8 +53,20 @@ class StepItem:
 class StepDataset(Dataset[StepItem]):
     """The steps of a run: number in, item out."""
 
-    def __init__(self, data: Any, collate: Collate, plan: BatchPlan, guard: Guard, rank: int = 0) -> None:
+    def __init__(
+        self,
+        data: Any,
+        collate: Collate,
+        plan: BatchPlan,
+        guard: Guard,
+        rank: int = 0,
+        *,
+        budgets: Sequence[Budget] | None = None,
+    ) -> None:
+        """`budgets` are those of all ranks where they differ, as agreed at the start; they may be told to the guard as well."""
         assert len(data) == plan.n
+        if budgets is not None:
+            guard.budgets = tuple(budgets)
         self.data = data
         self.collate = collate
         self.plan = plan
@@ -64,9 +77,27 @@ class StepDataset(Dataset[StepItem]):
         return self.plan.steps_per_epoch
 
     def __getitem__(self, step: int) -> StepItem:
-        shares = self.plan.slices(step, self.guard.in_force)
-        micro = tuple(self.micro_batch(ids) for ids in shares[self.rank])
+        micro = tuple(self.micro_batch(ids) if len(ids) else self._filler(step) for ids in self._share(step))
         return StepItem(step, self.plan.global_batch(step), micro, _this_worker())
+
+    def _share(self, step: int) -> list[IntArray]:
+        """This rank's micro-batches. What it alone has learned about its memory must not change what the others expect of it."""
+        agreed = self.guard.budgets
+        if self.plan.together:
+            return self.plan.slices(step, agreed or self.guard.budget)[self.rank]
+        if agreed is None:
+            return self.plan.slices(step, self.guard.in_force)[self.rank]
+        mine = self.plan.slices(step, agreed)[self.rank]
+        if mine and self.guard.limit < agreed[self.rank].limit:
+            return self.plan.cut(np.concatenate(mine), agreed[self.rank].with_limit(self.guard.limit))
+        return mine
+
+    def _filler(self, step: int) -> MicroBatch:
+        """For a round in which nothing is left for this rank: the shortest sequence of the step, with no label of it."""
+        ids = self.plan.global_batch(step)
+        tokens = self.plan.lengths_of(ids).reshape(len(ids), -1).sum(axis=1)
+        shortest = int(tokens.argmin())
+        return filler(self.micro_batch(ids[shortest : shortest + 1]))
 
     def micro_batch(self, ids: IntArray) -> MicroBatch:
         """These sequences, read and collated."""

@@ -21,8 +21,10 @@ from torch.utils.data import DataLoader
 from brim.errors import UsageError
 from brim.locale import _
 from brim.step import arguments
+from brim.step.agreement import tell_guard
 from brim.step.batch import BatchPlan
 from brim.step.book import Book, reason_of, say
+from brim.step.budget import Budget
 from brim.step.devices import device_of, to_device
 from brim.step.engine import Engine, Mark, Total, warnings_of
 from brim.step.loading import StepDataset, StepItem, has_targets, lengths_of, the_only
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
 
     from brim.records import LedgerEntry
     from brim.step.book import OnBroken
-    from brim.step.budget import Budget
     from brim.step.loading import Collate
     from brim.step.micro import MicroBatch
 
@@ -51,7 +52,8 @@ class Steps:
     `loss(model, batch)` is the mean loss of a batch; by default what the model returns as `loss`. What it is the mean of (`counting`) is
     found out before the first step. `resume` is what `state()` gave when the weights were saved. `ledger` is a file or a folder.
     `noise_scale` keeps the squared norm of each micro-batch's gradient in the ledger, for `brim doctor`; by default in every fourth step,
-    and only where all gradients together are below 64 MiB.
+    and only where all gradients together are below 64 MiB. `budget` is this rank's own, which may be another than those of other ranks, or
+    a list with one for each; `speeds` says how fast each rank is, where that is not equal.
     """
 
     def __init__(
@@ -61,7 +63,8 @@ class Steps:
         optimizer: torch.optim.Optimizer,
         *,
         effective_batch: int,
-        budget: Budget,
+        budget: Budget | Sequence[Budget],
+        speeds: Sequence[float] | None = None,
         collate: Collate,
         loss: Callable[[torch.nn.Module, Any], torch.Tensor] | None = None,
         counting: Counting | None = None,
@@ -95,7 +98,10 @@ class Steps:
             arguments.lengths_for(lengths, data)
         found = lengths_of(data, has_targets=has_targets(self._model)) if lengths is None else lengths
         self.plan = BatchPlan(found, effective_batch=effective_batch, seed=seed, drop_last=drop_last, ranks=self._ranks.size)
-        self.guard = Guard(arguments.budget_of(budget))
+        budgets = arguments.budgets_of(budget)
+        arguments.speeds_of(speeds)
+        self.guard = Guard(budgets if isinstance(budgets, Budget) else budgets[min(self._ranks.rank, len(budgets) - 1)])
+        tell_guard(self.guard, budgets, self._ranks, speeds=speeds, device=self._torch_device)
         self.done = check_state(self.plan, self.guard, resume)
         """Optimizer steps taken since the start of the run."""
         check_agreement(self.plan, self.guard, self._ranks)

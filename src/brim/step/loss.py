@@ -21,6 +21,7 @@ import torch
 from brim.errors import OutOfMemoryError, UnsupportedError
 from brim.locale import _
 from brim.step.devices import device_of
+from brim.step.four_bits import keep_trainable
 from brim.step.micro import IGNORED, Counting, MicroBatch
 from brim.step.oom import failure_of, release
 from brim.step.randomness import Randomness
@@ -49,7 +50,11 @@ _NUMBERS_OF_EACH: Final = 4096
 def counting_of(data: StepDataset, model: torch.nn.Module, mean_loss: MeanLoss, *, is_half: bool = False) -> Counting:
     """What the loss is the mean of, asked with a few of the first sequences; `is_half` if it is computed at half precision."""
     parameters = _some_parameters(model)
-    is_half = is_half or parameters[0].dtype != torch.float32
+    # Layers of 8 bits round their input to 127 steps: a last bit of difference becomes a whole one of them.
+    has_bytes = any(parameter.dtype == torch.int8 for parameter in model.parameters())
+    # Adapters are float32 also where all that is frozen around them is not.
+    has_half = any(parameter.dtype in {torch.bfloat16, torch.float16} for parameter in model.parameters())
+    is_half = is_half or has_bytes or has_half or parameters[0].dtype != torch.float32
     device = next(model.parameters()).device
     with looking_on(model, device):
         question = Question(mean_loss, parameters, device_of(device))
@@ -109,6 +114,7 @@ def _some_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
 def looking_on(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
     """Run the model without a trace: no dropout, no random number used up, no auxiliary loss that is not a mean over tokens."""
     randomness = Randomness.of(device)
+    keep_trainable(model)
     training = [module for module in model.modules() if module.training]
     balanced: list[tuple[Any, Any]] = [
         (module, module.router_aux_loss_coef) for module in model.modules() if hasattr(module, "router_aux_loss_coef")

@@ -36,13 +36,17 @@ class MicroBatch:
     batch: Any
     features: Sequence[Any] | None = None
     """What the collator was given; kept only where the batch has no rows to take (padding-free batches)."""
+    is_filler: bool = False
+    """Whether it holds no sequence of the step: a batch that runs only because other ranks run one, and that teaches nothing."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def padded(self) -> tuple[int, ...]:
-        """Tokens of its longest sequence, by plan; of its longest target beside it."""
+        """Tokens of its longest sequence, by plan; of its longest target beside it. None in a filler."""
+        if self.is_filler:
+            return (0,) * self.lengths.ndim
         return tuple(np.atleast_2d(self.lengths.T).max(axis=1).tolist())
 
     def split(self, collate: Callable[[Sequence[Any]], Any] | None) -> tuple[MicroBatch, MicroBatch]:
@@ -77,8 +81,9 @@ class MicroBatch:
         """Length of a row as it was collated, and of a target's row."""
         planned = self.padded
         ids = _get(self.batch, "input_ids")
+        rows = max(1, len(self))
         # A padding-free batch is one long row: what it computes is what it holds.
-        source = -(-ids.numel() // len(self)) if _is_matrix(ids) else planned[0]
+        source = -(-ids.numel() // rows) if _is_matrix(ids) else planned[0]
         if len(planned) == 1:
             return (max(source, 1),)
         labels = _get(self.batch, "labels")
@@ -94,6 +99,22 @@ class MicroBatch:
         if counting == "sequence" or labels is None or labels.is_floating_point():
             return len(self)
         return int((labels != IGNORED).sum())
+
+
+def filler(like: MicroBatch) -> MicroBatch:
+    """A batch of the same shape with nothing to learn from it: no sequences, no tokens, every label ignored."""
+    return MicroBatch(like.ids[:0], like.lengths[:0], _with_nothing_to_learn(like.batch), is_filler=True)
+
+
+def _with_nothing_to_learn(batch: Any) -> Any:
+    if not isinstance(batch, Mapping):
+        return batch
+    labels = {
+        name: torch.full_like(value, IGNORED)
+        for name in ("labels", "shift_labels")
+        if isinstance(value := batch.get(name), torch.Tensor) and not value.is_floating_point()
+    }
+    return {**batch, **labels}
 
 
 def copies(features: Sequence[Any]) -> list[Any]:

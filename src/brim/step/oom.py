@@ -84,6 +84,8 @@ class Guard:
 
     def __init__(self, budget: Budget, *, climb_after: int = CLIMB_AFTER) -> None:
         self.budget = budget
+        self.budgets: tuple[Budget, ...] | None = None
+        """Of all ranks, where they differ: what global batches are shared out by."""
         self._limit = torch.tensor([float(budget.limit)], dtype=torch.float64)
         self._limit.share_memory_()  # type: ignore[no-untyped-call]
         self._climb_after = climb_after
@@ -106,12 +108,12 @@ class Guard:
 
     def allows(self, micro: MicroBatch) -> bool:
         """Whether it is within the limit, or cannot be made smaller."""
-        return len(micro) == 1 or self.cost_of(micro) <= self.limit
+        return len(micro) <= 1 or self.cost_of(micro) <= self.limit
 
     def learn(self, micro: MicroBatch) -> None:
-        """This micro-batch ran out of memory. One sequence alone teaches nothing that a limit could mend."""
+        """This micro-batch ran out of memory. One sequence alone teaches nothing that a limit could mend, and a pinned limit stays."""
         self._clean = 0
-        if len(micro) == 1:
+        if len(micro) == 1 or self.budget.is_pinned:
             return
         if self._is_climbing:
             self._climb_after *= 2

@@ -22,7 +22,7 @@ from brim.errors import OutOfMemoryError, RunError, UnsupportedError, UsageError
 from brim.locale import _
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 T = TypeVar("T")
 
@@ -51,6 +51,9 @@ class Ranks:
         together = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if together else 0
         self.size = dist.get_world_size() if together else 1
+        self.wish: Callable[[], int] = _nothing
+        """Bits that this rank wants all to hear; asked whenever facts are gathered, and sent with them."""
+        self._heard = 0
         self._buffers: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
         if self.size > 1:
             self._talk: dist.ProcessGroup | None = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
@@ -61,9 +64,16 @@ class Ranks:
         """What each rank has to say, by rank. A fact is small and plain: numbers, strings, bytes, tuples and dicts of them."""
         if self.size == 1:
             return [fact]
-        facts: list[T] = [fact] * self.size
-        dist.all_gather_object(facts, fact, group=self._talk)
-        return facts
+        said: list[tuple[T, int]] = [(fact, 0)] * self.size
+        dist.all_gather_object(said, (fact, self.wish()), group=self._talk)
+        self._heard = 0
+        for _fact, wish in said:
+            self._heard |= wish
+        return [each for each, _wish in said]
+
+    def heard(self) -> int:
+        """What any rank wished when facts were gathered last: the same on every rank, so all can act on it at the same step."""
+        return self.wish() if self.size == 1 else self._heard
 
     def gradients(self) -> bytes:
         """Which parameters have a gradient here, one byte each: this rank's part of the talk, for `merge`."""
@@ -175,6 +185,10 @@ class Ranks:
             elements = max(1, min(bucket_bytes, total_bytes) // dtype.itemsize)
             self._buffers[dtype, device] = buffer = torch.zeros(elements, dtype=dtype, device=device)
             dist.all_reduce(buffer[:1], group=self._talk if device.type == "cpu" else None)
+
+
+def _nothing() -> int:
+    return 0
 
 
 def _place(parameter: torch.nn.Parameter) -> tuple[torch.dtype, torch.device]:

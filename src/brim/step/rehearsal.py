@@ -122,15 +122,22 @@ def _is_fresh(optimizer: torch.optim.Optimizer) -> bool:
     return True
 
 
+def _here(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's piece of a tensor that is spread over ranks."""
+    piece: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return piece
+
+
 def _is_zero(value: Any) -> bool:
     if torch.is_tensor(value):
+        value = _here(value)
         return value.is_floating_point() and not bool(torch.count_nonzero(value))
     return value is None or value == 0
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer, *, pages: bool = True) -> int:
     """Of all its tensors; without those that the driver pages in and out (bitsandbytes), if so asked."""
-    tensors = (value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value))
+    tensors = (_here(value) for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value))
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if pages or not getattr(tensor, "is_paged", False))
 
 

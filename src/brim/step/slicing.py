@@ -34,7 +34,7 @@ Order = npt.NDArray[np.signedinteger[Any]]
 """Of int32, where that is enough: an order of ten million sequences is then kept in 40 MB."""
 
 # Few enough that the arrays of one call stay in the processor's cache.
-_PAIRS_AT_ONCE = 1 << 16
+PAIRS_AT_ONCE = 1 << 16
 
 
 class Cuts(NamedTuple):
@@ -181,14 +181,14 @@ def cut_stack(columns: Sequence[IntArray], cost: Cost, seconds: Cost, limit: flo
     From the end: the best cut of the rest is known before that of the whole is asked for.
     """
     shares, n = columns[0].shape
-    run = _longest_run(columns, cost, limit)
+    run = longest_run(columns, cost, limit)
     best_seconds = np.zeros((shares, n + 1))
     take = np.zeros((shares, n), np.int64)
     every = np.arange(shares)
-    rows = max(1, _PAIRS_AT_ONCE // (run * shares))
+    rows = max(1, PAIRS_AT_ONCE // (run * shares))
     for end in range(n, 0, -rows):
         start = max(0, end - rows)
-        block = _seconds_of_runs(columns, start, end, min(run, n - start), cost, seconds, limit)
+        block = seconds_of_runs(columns, start, end, min(run, n - start), cost, seconds, limit)
         for first in range(end - 1, start - 1, -1):
             most = min(run, n - first)
             total = block[:, first - start, :most] + best_seconds[:, first + 1 : first + 1 + most]
@@ -198,14 +198,14 @@ def cut_stack(columns: Sequence[IntArray], cost: Cost, seconds: Cost, limit: flo
     return _follow(take)
 
 
-def _longest_run(columns: Sequence[IntArray], cost: Cost, limit: float) -> int:
+def longest_run(columns: Sequence[IntArray], cost: Cost, limit: float) -> int:
     """The most sequences that fit into one micro-batch if all were as short as the shortest: no run can be longer."""
     counts = np.arange(1, columns[0].shape[1] + 1)
     fitting = np.flatnonzero(cost(counts, *(np.full(len(counts), column.min()) for column in columns)) <= limit)
     return int(counts[fitting[-1]]) if len(fitting) else 1
 
 
-def _seconds_of_runs(
+def seconds_of_runs(
     columns: Sequence[IntArray], start: int, end: int, most: int, cost: Cost, seconds: Cost, limit: float
 ) -> FloatArray:
     """`[share, first - start, count - 1]`: seconds of the micro-batch that begins there; infinite where it does not fit.

@@ -80,8 +80,12 @@ class GradientSquares:
             found.append(value if math.isfinite(value) else None)
         return found
 
-    def _hook_of(self, index: int) -> Callable[[torch.Tensor], None]:
-        def look(gradient: torch.Tensor) -> None:
+    def _hook_of(self, index: int) -> Callable[[torch.Tensor | None], None]:
+        def look(gradient: torch.Tensor | None) -> None:
+            if (
+                gradient is None
+            ):  # a function that has none for this input: bitsandbytes' product with adapters that begin at zero
+                return
             # A weight that two checkpointed parts share gets its gradient in two parts, and their squares do not add up to that of the sum.
             if index in self._seen or gradient.layout != torch.strided:
                 self._is_whole = False

@@ -49,7 +49,7 @@ def check_state(plan: BatchPlan, guard: Guard, state: Mapping[str, Any] | None) 
 
 def check_agreement(plan: BatchPlan, guard: Guard, ranks: Ranks) -> None:
     """Ranks that plan differently would train some sequences twice and others never, and nobody would know before the step was taken."""
-    slices = plan.slices(0, guard.budget)
+    slices = plan.slices(0, guard.budgets or guard.budget)
     mine = plan.fingerprint(), zlib.crc32(repr([[ids.tolist() for ids in share] for share in slices]).encode())
     for rank, theirs in enumerate(ranks.gather(mine)):
         if theirs != mine:

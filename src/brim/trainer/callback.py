@@ -22,6 +22,13 @@ class BrimBookkeeper(TrainerCallback, ExportableState):
     def __init__(self, trainer: BrimMixin) -> None:
         # Weak, as in the run: a trainer that is deleted gives its memory back at once, as ever.
         self._trainer: Any = weakref.proxy(trainer)
+        self._logging: dict[str, Any] | None = None
+
+    def on_train_begin(self, *_details: Any, **_keywords: Any) -> None:
+        """The Trainer has set its sums to zero."""
+        if self._logging is not None:
+            self._trainer.restore_logging(self._logging)
+            self._logging = None
 
     def on_step_end(self, *_details: Any, **_keywords: Any) -> None:
         """The optimizer has stepped."""
@@ -31,17 +38,23 @@ class BrimBookkeeper(TrainerCallback, ExportableState):
         """The Trainer's loop is done, by plan or because a callback said so."""
         state = self._trainer.state
         finished = state.global_step >= state.max_steps
-        self._trainer.running.close(finished=finished, reason="" if finished else _("A callback ended the training."))
+        self._trainer.running.close(finished=finished, reason="" if finished else self._why())
+
+    def _why(self) -> str:
+        return self._trainer.ended_because or _("A callback ended the training.")
 
     def state(self) -> dict[str, Any]:
         """What goes into `trainer_state.json`, and so is saved with it or not at all."""
-        return {"args": {}, "attributes": {"state": self._trainer.state_of_run()}}
+        run = self._trainer.state_of_run()
+        return {"args": {}, "attributes": {"state": run, "logging": None if run is None else self._trainer.logging_state()}}
 
     def saved_in(self, checkpoint: str | None) -> dict[str, Any] | None:
         """Brim's state in a checkpoint; None where there is no checkpoint, or one that was made without brim."""
+        self._logging = None
         if checkpoint is None:
             return None
         saved = json.loads((Path(checkpoint) / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
         kept: dict[str, Any] = saved.get("stateful_callbacks", {}).get(type(self).__name__, {})
+        self._logging = kept.get("attributes", {}).get("logging")
         found: dict[str, Any] | None = kept.get("attributes", {}).get("state")
         return found

@@ -13,7 +13,6 @@ checkpoints and `resume_from_checkpoint` are the Trainer's.
 from __future__ import annotations
 
 import copy
-import json
 import time
 import warnings
 from pathlib import Path
@@ -27,34 +26,38 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from brim.errors import OutOfMemoryError, UsageError
 from brim.locale import _
+from brim.step.agreement import tell_guard
 from brim.step.arguments import ledger_file, lengths_for
 from brim.step.batch import BatchPlan
 from brim.step.book import reason_of
 from brim.step.budget import Budget
 from brim.step.devices import device_of
+from brim.step.four_bits import keep_trainable
 from brim.step.loading import StepDataset, StepItem, StepSampler, has_targets, lengths_of, the_only
 from brim.step.oom import Guard, failure_of, release
 from brim.step.randomness import Randomness
+from brim.step.ranks import Ranks
 from brim.trainer.callback import BrimBookkeeper
+from brim.trainer.manifest import MANIFEST, damage_of, last_checkpoint
 from brim.trainer.options import Options
 from brim.trainer.refusals import refuse_what_cannot_be_promised
+from brim.trainer.resuming import ExactResume, SeededSteps
 from brim.trainer.run import Run
+from brim.trainer.stopping import Wish, stop_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from brim.step.book import OnBroken
 
-# Whatever class of Trainer stands behind it; not one that mypy could know.
-_AnyTrainer: Any = object
 
-
-class BrimMixin(_AnyTrainer):  # type: ignore[misc]
+class BrimMixin(ExactResume):
     """Put before a Trainer class: `class MyTrainer(BrimMixin, Trainer)`.
 
     `effective_batch` is by default what the arguments multiply to: batch size x accumulation x processes. `budget` is what a micro-batch
     may cost; by default as many padded tokens as the arguments' batch size would have at the longest sequence, so that memory peaks no
-    higher than it would without brim. `lengths` are the tokens of each training sequence, where they cannot be seen. The ledger is
+    higher than it would without brim. It is this rank's own, and ranks may differ; or a list with one for each. `speeds` says how fast each
+    rank is, where that is not equal. `lengths` are the tokens of each training sequence, where they cannot be seen. The ledger is
     written to `ledger.jsonl` in the output folder, or to the file given, or not at all (False). `noise_scale` keeps the squared norm of
     each micro-batch's gradient there, for `brim doctor`; by default in every fourth step, and only where all gradients together are below
     64 MiB.
@@ -64,7 +67,8 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
         self,
         *args: Any,
         effective_batch: int | None = None,
-        budget: Budget | None = None,
+        budget: Budget | Sequence[Budget] | None = None,
+        speeds: Sequence[float] | None = None,
         lengths: Sequence[int] | None = None,
         ledger: str | Path | bool = True,
         on_broken: OnBroken = "stop",
@@ -72,7 +76,8 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
         **keywords: Any,
     ) -> None:
         options = Options(
-            effective_batch=effective_batch, budget=budget, lengths=lengths, ledger=ledger, on_broken=on_broken, noise_scale=noise_scale
+            effective_batch=effective_batch, budget=budget, speeds=speeds, lengths=lengths, ledger=ledger, on_broken=on_broken,
+            noise_scale=noise_scale,
         )  # fmt: skip
         super().__init__(*args, **keywords)
         self._begin(options)
@@ -90,6 +95,7 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
         refuse_what_cannot_be_promised(self)
         self._options = options
         self._own_arguments()
+        keep_trainable(self.model)
         args = self.args
         given = args.per_device_train_batch_size * args.gradient_accumulation_steps * max(1, args.world_size)
         self.effective_batch = given if options.effective_batch is None else options.effective_batch
@@ -97,6 +103,12 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
         self.accelerator.gradient_accumulation_steps = 1
         self._run: Run | None = None
         self._seen: tuple[Any, Any] | None = None
+        self.saved_step: int | None = None
+        """The last step that is in a checkpoint of this process."""
+        self.stop_asked_by: int | None = None
+        """A signal that asked this rank to finish its step, save and stop."""
+        self.ended_because = ""
+        """Why training ended early, where that is known."""
         self._bookkeeper = BrimBookkeeper(self)
         # First: a step that was taken is on record, whatever the callbacks after it do.
         self.callback_handler.callbacks.insert(0, self._bookkeeper)
@@ -118,15 +130,17 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
             data = self._remove_unused_columns(data, description="training")
         else:
             collate = self._get_collator_with_removed_columns(collate, description="training")
-        guard = Guard(self._options.budget or self._same_peak(plan))
+        guard = Guard(self._options.own_budget(self.args.process_index) or self._same_peak(plan))
         return DataLoader(
-            StepDataset(data, collate, plan, guard, self.args.process_index),
+            SeededSteps(data, collate, plan, guard, self.args.process_index),
             batch_sampler=StepSampler(plan),
             collate_fn=the_only,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory and self.args.device.type != "cpu",
             persistent_workers=self.args.dataloader_persistent_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
+            # Its own: a loader that is made anew must not draw from the random numbers of the model.
+            generator=torch.Generator().manual_seed(plan.seed),
         )
 
     def _plan(self, data: Any) -> BatchPlan:
@@ -136,6 +150,7 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
             seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
             drop_last=self.args.dataloader_drop_last,
             ranks=max(1, self.args.world_size),
+            together=getattr(self, "shards", None) is not None,
         )
 
     def _lengths_of(self, data: Any) -> Any:
@@ -162,6 +177,7 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
 
     def _run_epoch(self, *args: Any, epoch: int, train_dataloader: DataLoader[Any], **keywords: Any) -> Any:
         cast("StepSampler", train_dataloader.batch_sampler).set_epoch(epoch)
+        self._evaluate_if_owed(keywords["trial"], keywords["ignore_keys_for_eval"], len(train_dataloader))
         return super()._run_epoch(*args, epoch=epoch, train_dataloader=train_dataloader, **keywords)
 
     def get_batch_samples(self, epoch_iterator: Iterator[StepItem], _num_batches: int, _device: Any) -> tuple[list[Any], None]:
@@ -193,7 +209,9 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
         model, loader = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-        self._run = Run(self, cast("StepDataset", train_dataloader.dataset))
+        data = cast("StepDataset", train_dataloader.dataset)
+        tell_guard(data.guard, self._options.budget, Ranks([]), speeds=self._options.speeds, device=self.args.device)
+        self._run = Run(self, data)
         self._run.check_resumed(self._bookkeeper.saved_in(resume_from_checkpoint))
         plain = model.module if isinstance(model, DistributedDataParallel) else model
         self._run.prepare(
@@ -229,7 +247,7 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
         norm = self.running.clip(lambda: super(BrimMixin, self)._get_grad_norm(model, grad_norm=grad_norm))
-        self.running.grad_norm = float(norm)
+        self.running.grad_norm = None if norm is None else float(norm)
         return norm
 
     def floating_point_ops(self, inputs: Any) -> int:
@@ -248,6 +266,19 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
 
     # What happens around the step.
 
+    def wish(self) -> int:
+        """What this rank wants all ranks to do at the end of the step."""
+        return 0 if self.stop_asked_by is None else int(Wish.STOP)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **keywords: Any) -> None:
+        """As the Trainer's, after each step and each epoch. All callbacks have spoken, so what the ranks agreed on has the last word."""
+        heard = self.running.ranks.heard()
+        if heard & Wish.SAVE:
+            self.control.should_save = True
+        if heard & Wish.STOP:
+            stop_here(self)
+        super()._maybe_log_save_evaluate(*args, **keywords)
+
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **keywords: Any) -> Any:
         """As the Trainer's. `True` takes the last checkpoint that is whole."""
         if self.args.auto_find_batch_size:
@@ -263,12 +294,14 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
             self._run.refuse_if_torn()
         if resume_from_checkpoint is True:
             resume_from_checkpoint = last_whole_checkpoint(self.args.output_dir)
+        elif resume_from_checkpoint:
+            _refuse_damaged(resume_from_checkpoint)
         if resume_from_checkpoint and self.args.ignore_data_skip:
             raise UsageError(
                 _("ignore_data_skip=True would take the epoch's first sequences again."),
                 hint=_("Leave it out: skipping costs nothing here."),
             )
-        reason = ""
+        reason = self.ended_because = ""
         try:
             return super().train(resume_from_checkpoint, *args, **keywords)
         except BaseException as error:
@@ -286,7 +319,10 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
         raise self.running.half_changed(failure, last_whole_checkpoint(self.args.output_dir, missing_is_error=False))
 
     def evaluate(self, *args: Any, **keywords: Any) -> dict[str, float]:
-        """As the Trainer's; when it runs out of memory, with half the evaluation batch. The training batch has nothing to do with it."""
+        """As the Trainer's; when it runs out of memory, with half the evaluation batch. The training batch has nothing to do with it.
+
+        Whatever it draws, training goes on with the random numbers that it had.
+        """
         while True:
             randomness = Randomness.of(self.args.device)
             try:
@@ -298,7 +334,8 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
                 if size == 1 or self.args.world_size > 1:
                     raise _evaluation_does_not_fit(size) from error
                 self._free(error)
-            randomness.restore(self.args.device)
+            finally:
+                randomness.restore(self.args.device)
             self.args.per_device_eval_batch_size = size // 2
             # Loaders with workers that stay are kept by the Trainer, with their batch size.
             getattr(self, "_eval_dataloaders", {}).clear()
@@ -317,7 +354,8 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
         if self.args.should_save:
             # An old checkpoint of the same step is not whole any more from here on, until its state is written again.
             folder = Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
-            (folder / TRAINER_STATE_NAME).unlink(missing_ok=True)
+            for name in (TRAINER_STATE_NAME, MANIFEST):
+                (folder / name).unlink(missing_ok=True)
         for is_last in (self.args.world_size > 1, True):
             try:
                 super()._save_checkpoint(model, trial)
@@ -329,6 +367,7 @@ class BrimMixin(_AnyTrainer):  # type: ignore[misc]
                     raise _saving_does_not_fit(self.state.global_step) from error
                 self._free(error)
             warnings.warn(_("Saving ran out of memory: freed what can be freed, and tries once more."), stacklevel=2)
+        self.saved_step = self.state.global_step
 
     def _free(self, error: BaseException) -> None:
         release(error, device_of(self.args.device))
@@ -342,7 +381,8 @@ def attach(
     trainer: Trainer,
     *,
     effective_batch: int | None = None,
-    budget: Budget | None = None,
+    budget: Budget | Sequence[Budget] | None = None,
+    speeds: Sequence[float] | None = None,
     lengths: Sequence[int] | None = None,
     ledger: str | Path | bool = True,
     on_broken: OnBroken = "stop",
@@ -358,7 +398,8 @@ def attach(
         text = _("brim.attach takes a transformers Trainer, and this is a {kind}.")
         raise UsageError(text.format(kind=type(trainer).__name__), hint=_("For a loop of your own, see brim.steps."))
     options = Options(
-        effective_batch=effective_batch, budget=budget, lengths=lengths, ledger=ledger, on_broken=on_broken, noise_scale=noise_scale
+        effective_batch=effective_batch, budget=budget, speeds=speeds, lengths=lengths, ledger=ledger, on_broken=on_broken,
+        noise_scale=noise_scale,
     )  # fmt: skip
     kind = type(trainer)
     trainer.__class__ = type(f"Brim{kind.__name__}", (BrimMixin, kind), {})
@@ -372,26 +413,21 @@ def attach(
 
 
 def last_whole_checkpoint(folder: str | Path, *, missing_is_error: bool = True) -> str | None:
-    """The newest checkpoint that was written to its end: the Trainer's state is the last of its files."""
-    found = sorted(Path(folder).glob("checkpoint-*"), key=_step_of, reverse=True)
-    whole = next((path for path in found if _is_whole(path)), None)
+    """The newest checkpoint that is whole, by `manifest.py`."""
+    whole = last_checkpoint(folder, none_is_error=missing_is_error)
     if whole is None and missing_is_error:
         text = _("There is no whole checkpoint in {folder}.")
         raise UsageError(text.format(folder=folder), hint=_("Start without resume_from_checkpoint."))
     return None if whole is None else str(whole)
 
 
-def _step_of(path: Path) -> int:
-    number = path.name.rpartition("-")[2]
-    return int(number) if number.isdecimal() else -1
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        json.loads((path / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return True
+def _refuse_damaged(path: str) -> None:
+    damage = damage_of(Path(path))
+    if damage is not None:
+        raise UsageError(
+            _("{path} cannot be gone on from: {damage}").format(path=path, damage=damage),
+            hint=_("Give another one, or resume_from_checkpoint=True for the newest that is whole."),
+        )
 
 
 def _saving_does_not_fit(step: int) -> OutOfMemoryError:

@@ -13,13 +13,14 @@ import torch
 from brim.locale import _
 from brim.step.arguments import parameters_of
 from brim.step.book import Book, say
-from brim.step.devices import device_of
+from brim.step.devices import device_of, to_device
 from brim.step.engine import Engine, Mark, Total, warnings_of
 from brim.step.loss import counting_of
 from brim.step.oom import Failure, half_changed, nothing_to_save
 from brim.step.ranks import Ranks
 from brim.step.rehearsal import Rehearsal, rehearse
 from brim.step.state import check_agreement, check_state, state_of
+from brim.step.together import TogetherEngine
 from brim.step.update import clip_or_again, rate_of
 from brim.trainer.metrics import metrics_of
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from brim.errors import OutOfMemoryError
     from brim.step.book import OnBroken
     from brim.step.loading import StepDataset, StepItem
+    from brim.step.micro import Counting
+    from brim.trainer.sharding.shards import Shards
 
 _TOLD = (
     "learning_rate", "lr_scheduler_type", "optim", "max_grad_norm", "fp16", "bf16", "gradient_checkpointing", "num_train_epochs",
@@ -62,6 +65,7 @@ class Run:
         self._hooks: tuple[Any, ...] = ()
         self._engine: Engine | None = None
         self._model: Any = None
+        self._shards: Shards | None = None
 
     def check_resumed(self, saved: dict[str, Any] | None) -> None:
         """A run that goes on must have the same data, seed and effective batch."""
@@ -75,16 +79,30 @@ class Run:
     def prepare(self, model: torch.nn.Module, *, path: Path | None, on_broken: OnBroken, noise_scale: bool | None) -> None:
         """The model and the optimizer are there: rehearse, ask what the loss counts, open the ledger."""
         self._model = model
-        # The Trainer says it when it fetches a step; some losses want to know before.
-        self._trainer.current_gradient_accumulation_steps = 1
-        self.ranks = Ranks(parameters_of(model, self._optimizer))
+        shards = self._shards = getattr(self._trainer, "shards", None)
+        # What is in pieces is summed by its own engine.
+        self.ranks = Ranks([] if shards is not None else parameters_of(model, self._optimizer))
+        trainer = self._trainer  # weak: what the ranks keep may not hold it
+        self.ranks.wish = lambda: int(trainer.wish())
         check_agreement(self.plan, self.guard, self.ranks)
         self._rehearsal = rehearse(self._optimizer, self.device)
-        self._engine = Engine(
-            model, self._compute,
-            counting=self._counting(), guard=self.guard, ranks=self.ranks, device=self.device, collate=self._data.collate,
-            on_split=say, noise_scale=noise_scale, loss_scale=self._loss_scale,
-        )  # fmt: skip
+        shared: dict[str, Any] = {
+            "counting": getattr(trainer, "counting", None) or self._counting(),
+            "guard": self.guard, "ranks": self.ranks, "device": self.device,
+        }  # fmt: skip
+        if shards is not None:
+            self._engine = TogetherEngine(
+                model,
+                self._compute,
+                begin_round=lambda is_last: shards.begin_round(is_last=is_last),
+                clear=shards.clear,
+                **shared,
+            )
+        else:
+            self._engine = Engine(
+                model, self._compute, collate=self._data.collate, on_split=say, noise_scale=noise_scale, loss_scale=self._loss_scale,
+                **shared,
+            )  # fmt: skip
         self._hooks = (
             self._optimizer.register_step_pre_hook(self._begin_update),
             self._optimizer.register_step_post_hook(self._end_update),
@@ -92,7 +110,8 @@ class Run:
         args = self._trainer.args
         self._book = Book(
             self.plan, self.guard, self.ranks, self.device,
-            path=path, resumed_from_step=self._done, on_broken=on_broken, notes=(self._rehearsal.note,), warnings=warnings_of(model),
+            path=path, resumed_from_step=self._done, on_broken=on_broken, is_quiet=getattr(self._trainer, "is_quiet", False),
+            notes=(self._rehearsal.note,), warnings=warnings_of(model),
             configuration={name: _plain(getattr(args, name, None)) for name in _TOLD},
         )  # fmt: skip
 
@@ -142,8 +161,11 @@ class Run:
         assert self._book is not None
         assert self._item is not None
         skipped = not self._has_stepped or not self.total.items or self._has_overflowed
+        norm = self.grad_norm
+        if self._shards is not None and self.total.items:
+            norm, skipped = norm if norm is not None else self._shards.norm, skipped or self._shards.has_skipped
         rate = self._rate if self._rate is not None else rate_of(self._optimizer)
-        self._book.end(self._item, self.total, grad_norm=self.grad_norm, learning_rate=rate, skipped=skipped)
+        self._book.end(self._item, self.total, grad_norm=norm, learning_rate=rate, skipped=skipped)
         self._done += 1
 
     @property
@@ -154,6 +176,11 @@ class Run:
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
         return state_of(self.plan, self.guard, self._done)
+
+    def settle(self) -> None:
+        """Every step up to here is in the ledger, on the disk. An OSError where it cannot be."""
+        if self._book is not None:
+            self._book.settle()
 
     def close(self, *, finished: bool, reason: str = "") -> None:
         """The last line of the ledger. Nothing of the model is held any longer."""
@@ -203,7 +230,10 @@ class Run:
 
     def _weighted_backward(self, loss: torch.Tensor, **keywords: Any) -> None:
         self._mark.phase = "backward"
-        self._backward(loss * self._weight, **keywords)
+        if self._shards is not None:
+            self._shards.backward(loss * self._weight)
+        else:
+            self._backward(loss * self._weight, **keywords)
 
     def _compute(self, batch: Any, items: int, weight: float, mark: Mark) -> torch.Tensor:
         self._mark, self._weight = mark, weight
@@ -212,12 +242,21 @@ class Run:
             found: torch.Tensor = self._trainer.train_one_micro_batch(self._model, batch, count)
             return found
 
-    def _counting(self) -> Any:
-        trainer = self._trainer
+    def ask_counting(self, model: torch.nn.Module) -> Counting:
+        """What the loss of this model is a mean of, wherever it is now."""
+        self._model = model
+        return self._counting()
+
+    def _counting(self) -> Counting:
+        trainer, device = self._trainer, next(self._model.parameters()).device
+        # The Trainer says it when it fetches a step; some losses want to know before.
+        trainer.current_gradient_accumulation_steps = 1
 
         def mean_loss(batch: Any, items: int | None) -> torch.Tensor:
             inputs = trainer._prepare_inputs(dict(batch))  # noqa: SLF001 (what training_step does)
-            count = None if items is None else torch.tensor(items, device=trainer.args.device)
+            if trainer.args.device != device:  # a model that is still to be cut waits on the host
+                inputs = to_device(inputs, device)
+            count = None if items is None else torch.tensor(items, device=device)
             with trainer.compute_loss_context_manager():
                 loss: torch.Tensor = trainer.compute_loss(self._model, inputs, num_items_in_batch=count)
             return loss

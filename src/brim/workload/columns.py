@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from brim.errors import UsageError
@@ -12,8 +13,10 @@ from brim.locale import _
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-Message = dict[str, str]
-"""`role` and `content`, whatever the data set calls them."""
+    from brim.workload.words import Task
+
+Message = dict[str, Any]
+"""`role` and `content`, whatever the data set calls them, and what else it says of a message, for the chat template."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,15 @@ class Layout:
     optional: tuple[str, ...] = ()
     """Columns of the source that a row may lack."""
     is_chat: bool = False
-    """Whether the source is a list of messages: the last one is the target if the assistant wrote it."""
+    """Whether the source is a list of messages: the last one is the target if the assistant wrote it. A target goes on with the list."""
+    label: str | None = None
+    """The column with the class, where rows are to be classified."""
 
     @property
     def name(self) -> str:
         """The columns, as a person writes them."""
         names = [f"[{name}]" if name in self.optional else name for name in self.source]
-        return "/".join([*names, *([self.target] if self.target else [])])
+        return "/".join([*names, *(name for name in (self.target, self.label) if name is not None)])
 
     @property
     def has_target(self) -> bool:
@@ -53,14 +58,23 @@ class Layout:
         return self.is_chat or self.target is not None
 
     @staticmethod
-    def of(row: Mapping[str, Any]) -> Layout:
-        """The first set of columns that this row has."""
-        for layout in _LAYOUTS:
+    def of(row: Mapping[str, Any], task: Task | None = None) -> Layout:
+        """The first set of columns that this row has; for a classifier, of those that hold a class."""
+        layouts = _LABELLED if task == "classification" else _LAYOUTS
+        for layout in layouts:
             if layout.fits(row):
-                return layout
+                return layout.suited_to(row)
         text = _("The columns {found} are none that brim understands. It understands {known}.")
-        known = ", ".join(layout.name for layout in _LAYOUTS)
-        raise UsageError(text.format(found=", ".join(map(str, row)) or _("(none)"), known=known), hint=_("Rename the columns."))
+        known = ", ".join(layout.name for layout in layouts)
+        raise UsageError(text.format(found=_listed(row), known=known), hint=_("Rename the columns."))
+
+    @staticmethod
+    def named(columns: Mapping[str, str], task: Task | None = None) -> Layout:
+        """The columns that the user named, by what they mean: `{"source": "question", "target": "answer"}`."""
+        _check_meanings(columns, task)
+        if "messages" in columns:
+            return Layout((columns["messages"],), is_chat=True)
+        return Layout((columns.get("source") or columns["text"],), columns.get("target"), label=columns.get("label"))
 
     def parts(self, row: Mapping[str, Any]) -> Example:
         """The text of one row. No chat template is applied: that is the tokenizer's business."""
@@ -71,21 +85,51 @@ class Layout:
 
     def messages(self, row: Mapping[str, Any]) -> list[Message]:
         """The messages of a row of a chat, with the roles `system`, `user`, `assistant`."""
-        (name,) = self.source
-        value = row.get(name)
-        if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
-            raise UsageError(_("The column {name} holds no list of messages.").format(name=name))
-        return [_message(message, name) for message in value]
+        found: list[Message] = []
+        for name in self.needed:
+            value = row.get(name)
+            if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
+                raise UsageError(_("The column {name} holds no list of messages.").format(name=name))
+            found += [_message(message, name) for message in value]
+        return found
+
+    def suited_to(self, row: Mapping[str, Any]) -> Layout:
+        """The same; a chat, where source and target are two parts of one, as TRL writes it."""
+        is_chat = self.target is not None and all(holds_messages(row.get(name)) for name in self.needed)
+        return replace(self, is_chat=True) if is_chat else self
 
     def fits(self, row: Mapping[str, Any]) -> bool:
         """Whether this row has the columns."""
-        needed = [name for name in (*self.source, self.target) if name is not None and name not in self.optional]
-        return all(name in row for name in needed)
+        return all(name in row for name in self.needed)
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Columns that every row must have."""
+        return tuple(name for name in (*self.source, self.target, self.label) if name is not None and name not in self.optional)
 
     def _text(self, row: Mapping[str, Any], name: str) -> str:
         if name not in row and name not in self.optional:
             raise UsageError(_("The column {name} is missing here, and the first row has it.").format(name=name))
         return _text_of(row.get(name), name)
+
+
+def fits_itself(members: Mapping[str, Any]) -> bool:
+    """Whether an object of JSON is a row, rather than something that holds rows. Of its lists, the first value is enough."""
+    return any(
+        layout.fits(members)
+        and all(not isinstance(members[name], list) or holds_messages(members[name]) for name in layout.needed)
+        for layout in _LAYOUTS
+    )
+
+
+def holds_messages(value: Any) -> bool:
+    """Whether this is a list of messages, by its first one."""
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict) and not {"role", "from"}.isdisjoint(value[0])
+
+
+def is_no_number(value: Any) -> bool:
+    """NaN and the infinities: how tables write that a cell is empty."""
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 _LAYOUTS: Final = (
@@ -104,6 +148,17 @@ _LAYOUTS: Final = (
 )
 """In the order in which they are tried. A column `label` beside `text` is a class, not a text, and adds no tokens."""
 
+_LABELLED: Final = tuple(
+    Layout((text,), label=label) for text in ("text", "sentence") for label in ("label", "labels", "class", "category")
+)
+"""For classifiers, in the order in which they are tried."""
+
+MEANINGS: Final = ("source", "target", "text", "label", "messages")
+"""What a column can be said to hold."""
+_TOGETHER: Final = ({"messages"}, {"text"}, {"source", "target"}, {"text", "label"}, {"source", "label"})
+
+_OWN: Final = frozenset({"role", "from", "content", "value", "text"})
+"""Keys of a message that are read here; others are the template's."""
 _ROLES: Final = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 
 
@@ -111,7 +166,9 @@ def _message(message: Mapping[str, Any], column: str) -> Message:
     role = message.get("role", message.get("from"))
     if not isinstance(role, str):
         raise UsageError(_("A message in the column {name} has neither role nor from.").format(name=column))
-    return {"role": _ROLES.get(role, role), "content": _text_of(_content(message), column)}
+    # Tables give every message all keys, with nothing in those that it does not have.
+    others = {name: value for name, value in message.items() if name not in _OWN and value is not None}
+    return {"role": _ROLES.get(role, role), "content": _text_of(_content(message), column), **others}
 
 
 def _last_is_target(messages: list[Message]) -> Example:
@@ -125,7 +182,7 @@ def _joined(messages: Iterable[Message]) -> str:
 
 def _text_of(value: Any, column: str) -> str:
     """Text, a number or nothing; or a list, as TRL and the Hub have it: messages, or the parts of one (a picture has no text)."""
-    if value is None:
+    if value is None or is_no_number(value):
         return ""
     if isinstance(value, str | int | float):
         return str(value)
@@ -138,3 +195,25 @@ def _text_of(value: Any, column: str) -> str:
 
 def _content(part: Mapping[str, Any]) -> Any:
     return next((part[name] for name in ("content", "value", "text") if name in part), None)
+
+
+def _check_meanings(columns: Mapping[str, str], task: Task | None) -> None:
+    for meaning in columns:
+        if meaning not in MEANINGS:
+            text = _("A column cannot be named as {meaning!r}. brim knows {known}.")
+            raise UsageError(text.format(meaning=meaning, known=", ".join(MEANINGS)))
+    if set(columns) not in _TOGETHER:
+        text = _("The columns named as {found} do not go together.").format(found=_listed(columns))
+        hint = _("Name messages alone, text alone, source and target, or text and label.")
+        raise UsageError(text, hint=hint)
+    if task is not None and ("label" in columns) != (task == "classification"):
+        text = (
+            _("A classifier needs a column with the class.")
+            if task == "classification"
+            else _("A column with a class is for classifiers, and the task is {task}.").format(task=task)
+        )
+        raise UsageError(text, hint=_("Name the text and the class: text=review,label=stars."))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(str, names)) or _("(none)")

@@ -57,6 +57,12 @@ class Model:
     trust_remote_code: bool = False
     factory: Callable[[], Any] | None = field(default=None, repr=False)
 
+    @property
+    def own_tokenizer(self) -> str | None:
+        """The `tokenizer.json` that lies beside the model; None where there is none on this disk."""
+        path = self.folder / "tokenizer.json" if self.folder is not None else None
+        return str(path) if path is not None and path.is_file() else None
+
     def parameters(self) -> int:
         """Parameters of the class, tied weights once: from the catalogue, by formula, or by building it on no memory."""
         if self.card is not None:

@@ -63,6 +63,8 @@ class Settings:
     sharding: Sharding | None = None
     offload: Offload = "none"
     gradient_as_bucket_view: bool = False
+    sync_each_batch: bool = False
+    """FSDP2: gradients are scattered after every micro-batch, as `brim train` does; the Trainer keeps whole ones until the last."""
     gpus: PositiveInt = 1
     nodes: PositiveInt = 1
 

@@ -59,7 +59,7 @@ class Reading:
     tied: int | None
     """The embedding that is also the head: its gradient is complete only where backward ends. None if there is none."""
     step_bytes: int
-    """Temporaries of the optimizer's step at their peak."""
+    """Temporaries of the optimizer's step at their peak; of one parameter alone where it steps one at a time."""
     steps_all_at_once: bool
     """Whether they are those of all parameters together (foreach), or of one parameter at a time."""
     states_follow_dtype: bool
@@ -85,8 +85,8 @@ def read(trace: Trace) -> Reading:
     layers = max((place.layer + 1 for place in trace.places if place.layer is not None), default=0)
     rounds = (max(place.round for place in trace.places) + 1) // 2
     parameters = _parameters(trace, layers)
-    step_bytes, step_count = _optimizer_peak(trace)
     trainable = [parameter.size for parameter in parameters if parameter.trains]
+    step_bytes, steps_all_at_once = _optimizer_peak(trace, len(trainable))
     states = [birth.size for birth in trace.births if birth.kind == "optimizer"]
     return Reading(
         layers=layers,
@@ -95,7 +95,7 @@ def read(trace: Trace) -> Reading:
         gradients=_gradients(trace, max(1, rounds)),
         tied=_tied(trace, parameters, layers),
         step_bytes=step_bytes,
-        steps_all_at_once=step_count >= len(trainable),
+        steps_all_at_once=steps_all_at_once,
         states_follow_dtype=max(states, default=0) >= max(trainable, default=0),
     )
 
@@ -143,17 +143,40 @@ def _gradients(trace: Trace, rounds: int) -> dict[int, int]:
     return found
 
 
-def _optimizer_peak(trace: Trace) -> tuple[int, int]:
-    """Bytes and number of the temporaries of the optimizer's steps, where they are most."""
-    live = count = 0
-    best = (0, 0)
+def _optimizer_peak(trace: Trace, parameters: int) -> tuple[int, bool]:
+    """Bytes of the temporaries of the optimizer's step where they are most, and whether they are those of all parameters.
+
+    A loop over parameters still holds the last one's result when it computes the next one's (`denom` in torch/optim/adamw.py), which an
+    optimizer of a single flat tensor does not: so every temporary is counted only beside those of its own parameter.
+    """
+    steps: dict[int, list[int]] = defaultdict(list)
+    for number, birth in enumerate(trace.births):
+        place = trace.places[birth.place]
+        if birth.kind == "temporary" and place.phase == "optimizer":
+            steps[place.round].append(number)
+    owners = {
+        number: (round_, index * parameters // len(births))
+        for round_, births in steps.items()
+        if parameters and len(births) % parameters == 0
+        for index, number in enumerate(births)
+    }
+    live: Counter[tuple[int, int]] = Counter()
+    total = count = most = alone = 0
+    most_count = 0
+    temporaries = {number for births in steps.values() for number in births}
     for event in trace.events:
-        birth = trace.births[event if event >= 0 else ~event]
-        if birth.kind == "temporary" and trace.places[birth.place].phase == "optimizer":
+        number = event if event >= 0 else ~event
+        if number in temporaries:
             sign = 1 if event >= 0 else -1
-            live, count = live + sign * birth.size, count + sign
-            best = max(best, (live, count))
-    return best
+            size = sign * trace.births[number].size
+            total, count = total + size, count + sign
+            most, most_count = max((most, most_count), (total, count))
+            if number in owners:
+                live[owners[number]] += size
+                alone = max(alone, live[owners[number]])
+    if parameters and most_count >= parameters:
+        return most, True
+    return (alone if owners else most), False
 
 
 class Writer:
@@ -212,11 +235,13 @@ class Engine:
     def run(self) -> tuple[Trace, list[int]]:
         """The new trace, and where each of its storages comes from."""
         trace = self.writer.old
+        births, last = trace.births, -1
         for event, place in zip(trace.events, trace.event_places, strict=True):
-            self._turn(self._moment(trace.places[place]), place)
-            self.writer.place = place
+            if place != last:  # most events lie where the one before them does, and are of its moment
+                self._turn(self._moment(trace.places[place]), place)
+                self.writer.place = last = place
             if event >= 0:
-                self.birth(event, trace.births[event])
+                self.birth(event, births[event])
             else:
                 self.death(~event)
         self._end()

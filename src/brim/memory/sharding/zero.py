@@ -5,8 +5,9 @@ Read from deepspeed/runtime/zero (0.19):
 - `stage_1_and_2.py`: a rank holds its part in float32 beside the model's parameters (`single_partition_of_fp32_groups`, even where those
   are float32), with the optimizer's state. Gradients are copied into a bucket of `reduce_bucket_size` elements as they come
   (`setup_buckets`; two with `overlap_comm`) and die; larger ones wait for the next. A full bucket is reduced; where it crosses a border
-  between parts, in a copy (`allreduce_bucket`). What a rank owns is moved into a buffer of its part (`copy_grads_in_partition`). ZeRO-1
-  keeps whole gradients and does all that when backward has ended.
+  between parts, in a copy (`allreduce_bucket`). What a rank owns is moved into a buffer that holds every parameter its part touches,
+  whole (`copy_grads_in_partition`), made when the first of them comes. ZeRO-1 keeps whole gradients and does all that when backward has
+  ended.
 - The step takes norms in float64, one gradient at a time (`get_grad_norm_direct`), makes the part's gradients one flat tensor, casts it
   to float32, and lets the optimizer work on that one tensor. Gathering the new parameters takes no memory.
 - `stage3.py`: the bucket and the part of the gradients are there for good. The float32 copy is made beside float32 parameters too
@@ -15,7 +16,7 @@ Read from deepspeed/runtime/zero (0.19):
   of its own, fetches another `prefetch_bucket_size` ahead, so that gathering runs ahead of use until `max_live_parameters` are there.
   They are given back unless they are small (`param_persistence_threshold`: those always stay), or will be used again within
   `max_reuse_distance` elements or what is already fetched ahead: the last layers stay between forward and backward, and in a model of
-  less than half a billion parameters all of them do.
+  less than half a billion parameters all of them do. What lies before the first parameter that trains is not used again by backward.
 - Offload of the optimizer takes state, float32 copies and the part of the gradients to the host; ZeRO-3's of parameters their parts too.
 """
 
@@ -37,6 +38,8 @@ _PREFETCH_ELEMENTS = 50_000_000
 # deepspeed/runtime/zero/config.py, `sub_group_size`.
 _GROUP_ELEMENTS = 1_000_000_000
 _PERSISTENT_ELEMENTS = 100_000
+# In the place of a stage: the embedding that is gathered for the head too.
+_TIED = -1
 # deepspeed/runtime/zero/utils.py, `get_norm_dtype`.
 _NORM_BYTES = 8
 
@@ -141,8 +144,11 @@ class ZeroOptimizer(_Zero):
         super().__init__(trace, parallel)
         self._splits_gradients = parallel.sharding == "zero2"
         self._buckets: list[int] = []
-        self._part = -1
-        self._fresh_part = -1
+        self._parts: list[int] = []
+        """The rank's gradients, of this step's earlier micro-batches."""
+        self._fresh_parts: list[int] = []
+        self._fresh_elements = 0
+        self._owned = _owned(self.reading.trainable, self.split(self.trained_bytes // self._item_bytes), parallel.ranks)
 
     def start(self, phase: str, round_: int) -> None:  # noqa: ARG002
         """The step begins with norms and flat gradients."""
@@ -151,8 +157,7 @@ class ZeroOptimizer(_Zero):
 
     def released(self) -> None:
         """The part's gradients are in the flat tensor."""
-        self.writer.die(self._part)
-        self._part = -1
+        self._give_back(self._parts)
 
     def gradient(self, number: int) -> None:
         """The first one of a backward makes the buckets. ZeRO-1 reduces nothing before the end."""
@@ -165,13 +170,13 @@ class ZeroOptimizer(_Zero):
             self.writer.copy(number)
 
     def reduce(self, elements: int, tensors: int) -> None:  # noqa: ARG002
-        """A bucket within one part is reduced in place. The rank whose part comes first keeps it from the first reduction on."""
+        """A bucket within one part is reduced in place. A rank makes room for what it owns when the first of that comes."""
         total = self.trained_bytes // self._item_bytes
         part = max(1, self.split(total))
         first, end = total - self._arrived - elements, total - self._arrived
         if self.parallel.ranks > 1 and -(-(first + 1) // part) * part < end:
             self.writer.transient(elements * self._item_bytes, "zero:reduce")
-        self._keep_part()
+        self._keep(max(self._owned[max(0, first) // part :], default=0))
 
     def finish(self, phase: str, round_: int) -> None:
         """Where backward ends, the buckets are given back."""
@@ -183,21 +188,56 @@ class ZeroOptimizer(_Zero):
         if phase != "backward":
             return
         if not self._splits_gradients and self.reading.is_last_round(round_):
-            self._keep_part()
+            self._keep(self._most_beside_whole())
             for number in set(self.reading.gradients.values()):
                 self.writer.drop(number)
-        for bucket in self._buckets:
-            self.writer.die(bucket)
-        self._buckets.clear()
-        if self._part < 0:
-            self._part = self._fresh_part
+            self._keep(max(self._owned, default=0))
+        if self._splits_gradients or self.reading.is_last_round(round_):
+            self._give_back(self._buckets)  # ZeRO-1 gives them back with the reduction, once a step (`_release_ipg_buffers`)
+        if self._parts:
+            self._give_back(self._fresh_parts)
         else:
-            self.writer.die(self._fresh_part)
-        self._fresh_part = -1
+            self._parts, self._fresh_parts = self._fresh_parts, []
+        self._fresh_elements = 0
 
-    def _keep_part(self) -> None:
-        if self._fresh_part < 0 and not self.on_host:
-            self._fresh_part = self.writer.bear(self.split(self.trained_bytes), "zero:gradients", "gradients")
+    def _keep(self, elements: int) -> None:
+        """Let the room for a rank's gradients be at least so large."""
+        if elements > self._fresh_elements and not self.on_host:
+            added = (elements - self._fresh_elements) * self._item_bytes
+            self._fresh_parts.append(self.writer.bear(added, "zero:gradients", "gradients"))
+            self._fresh_elements = elements
+
+    def _most_beside_whole(self) -> int:
+        """ZeRO-1: elements of a rank's room, less what has gone through the bucket before it is made, where that is most.
+
+        Gradients are reduced in the model's order. Those that fit into the bucket die there; larger ones only where backward ends.
+        """
+        part = max(1, self.split(self.trained_bytes // self._item_bytes))
+        offset = gone = rank = most = 0
+        for parameter in self.reading.trainable:
+            offset += parameter.elements
+            while rank < len(self._owned) and rank * part < offset:
+                most = max(most, self._owned[rank] - gone)
+                rank += 1
+            gone += parameter.elements if parameter.elements <= self.bucket_elements else 0
+        return most
+
+    def _give_back(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self.writer.die(number)
+        numbers.clear()
+
+
+def _owned(trainable: list[Parameter], part: int, ranks: int) -> list[int]:
+    """Elements of the parameters that each rank's part touches: of those at its borders too it keeps the whole gradient."""
+    owned = [0] * ranks
+    offset = 0
+    for parameter in trainable:
+        end = offset + parameter.elements
+        for rank in range(offset // max(1, part), min(ranks, -(-end // max(1, part)))):
+            owned[rank] += parameter.elements
+        offset = end
+    return owned
 
 
 class Zero3(_Zero):
@@ -210,6 +250,9 @@ class Zero3(_Zero):
         persistent = 10 * hidden if hidden else _PERSISTENT_ELEMENTS
         self._persistent = [each for each in self.reading.parameters if each.elements <= persistent]
         self._groups = by_stage(each for each in self.reading.parameters if each.elements > persistent)
+        # A frozen embedding that is the head too is used again there, though backward does not come back to the first stage.
+        self._tied = [each for each in self._groups.get(0, []) if each.number == self.reading.tied and not self._returns(0)]
+        self._groups[0] = [each for each in self._groups[0] if each not in self._tied]
         self._gathered: dict[int, list[int]] = {}
         # One rank alone has nothing to gather, unless its parameters are on the host (partition_parameters.py, `NoGatherHandle`).
         self._gathers = parallel.ranks > 1 or parallel.offload == "parameters"
@@ -239,19 +282,21 @@ class Zero3(_Zero):
             self.writer.bear(self.bucket_bytes, "zero:bucket")
             if self._gathers:
                 self.writer.bear(sum(parameter.size for parameter in self._persistent), "zero:persistent", "parameters")
-        elif phase == "backward":
+        elif phase in {"backward", "evaluation"}:
             for stage in list(self._gathered):
                 self._give_back(stage)
 
     def enter(self, moment: Moment) -> None:
         """Gather what the stage needs."""
-        if moment.stage in self._gathered or not self._gathers:
+        if moment.stage in self._gathered or not self._gathers or moment.phase not in {*FORWARDS, "backward"}:
             return
+        if moment.phase in FORWARDS and moment.stage == 0:
+            self._gathered[_TIED] = [self.writer.bear(parameter.size, "zero:gather") for parameter in self._tied]
         if moment.phase == "forward" and self._stays(moment.stage):
             self._gathered[moment.stage] = [
                 self.writer.bear(parameter.size, "zero:gather") for parameter in self._groups[moment.stage]
             ]
-        elif moment.phase in FORWARDS or moment.phase == "backward":
+        elif moment.phase in FORWARDS or self._returns(moment.stage):
             sizes = max(self._window(moment.stage), self._ahead(moment), key=sum)
             self._gathered[moment.stage] = [self.writer.bear(size, "zero:gather") for size in sizes]
 
@@ -267,7 +312,13 @@ class Zero3(_Zero):
         if tensors > 1:
             self.writer.transient(elements * self._item_bytes, "zero:reduce")
 
+    def _returns(self, stage: int) -> bool:
+        """Whether backward comes as far as the stage: it ends at the first parameter that trains."""
+        return any(each.stage <= stage for each in self.reading.trainable)
+
     def _stays(self, stage: int) -> bool:
+        if not self._returns(stage):
+            return False
         behind = sum(each.elements for each in self.reading.parameters if each.stage > stage)
         return 2 * behind < max(self.parallel.reuse_elements, self.parallel.live_elements)
 
@@ -280,7 +331,7 @@ class Zero3(_Zero):
             if (stage <= moment.stage if backward else stage >= moment.stage) and stage not in self._gathered
             for parameter in self._groups[stage]
         ]
-        staying = sum(each.elements for stage in self._gathered for each in self._groups[stage])
+        staying = sum(each.elements for stage in self._gathered for each in self._groups.get(stage, self._tied))
         room = max(0, self.parallel.live_elements - staying)
         elements = accumulate(each.elements for each in to_come)
         return [each.size for each, so_far in zip(to_come, elements, strict=True) if so_far <= room]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from brim.memory.setup import Setup
+    from brim.workload.words import Task
 
 ALL_LINEAR = "all-linear"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -38,7 +39,7 @@ def build_model(
     `quantizer(model, bits, dtype, device)` quantises for real, from the host's memory; without one, stand-ins take the layers' places.
     """
     with torch.device("cpu" if quantizer is not None else device), refusals():
-        model = _from_config(setup)
+        model = model_of_config(setup, read_config(setup))
     model.train()
     if setup.attention == "flash2":
         use_flash2(model, compute_dtype(setup))
@@ -49,6 +50,11 @@ def build_model(
             quantize(model, BITS[setup.method], compute_dtype(setup), backend)
         if setup.prepared:
             prepare(model)
+    return prepare_model(model, setup, device)
+
+
+def prepare_model(model: Any, setup: Setup, device: str) -> nn.Module:
+    """What a base model gets before it trains, traced or real: checkpointing, adapters, what is frozen, the chunked loss."""
     with refusals():
         _checkpoint(model, setup.checkpointing)
         if setup.method != "full":
@@ -57,8 +63,8 @@ def build_model(
     _freeze(model, setup.freeze)
     if setup.loss == "chunked":
         use_chunked_loss(model)
-    built: nn.Module = model
-    return built
+    prepared: nn.Module = model
+    return prepared
 
 
 def compute_dtype(setup: Setup) -> torch.dtype:
@@ -111,23 +117,37 @@ def read_config(setup: Setup) -> Any:
     return transformers.AutoConfig.for_model(**facts)
 
 
-def _from_config(setup: Setup) -> Any:
+def automatic_class(task: Task) -> Any:
+    """The class of transformers that finds the model of a task."""
     import transformers
 
     automatic: Any = {
         "causal-lm": transformers.AutoModelForCausalLM,
         "seq2seq": transformers.AutoModelForSeq2SeqLM,
         "classification": transformers.AutoModelForSequenceClassification,
-    }[setup.task]
+    }[task]
+    return automatic
+
+
+def model_of_config(setup: Setup, config: Any, **options: Any) -> Any:
+    """The model of the task with fresh weights; `options` go to transformers."""
+    automatic = automatic_class(setup.task)
     asked = {"attn_implementation": setup.attention} if setup.attention in {"eager", "sdpa"} else {}
-    config = read_config(setup)
-    if type(config) not in automatic._model_mapping:
-        text = _("transformers has no model of the type {kind} for the task {task}.")
-        raise UnsupportedError(text.format(kind=config.model_type, task=setup.task))
-    model = automatic.from_config(config, dtype=base_dtype(setup), **asked)
+    refuse_other_tasks(setup.task, config)
+    model = automatic.from_config(config, dtype=base_dtype(setup), **{**asked, **options})
     untie_output(model, setup.config)
     _keep_in_float32(model, base_dtype(setup))
     return model
+
+
+def refuse_other_tasks(task: Task, config: Any) -> None:
+    """An error where transformers has no class of this task for such a model."""
+    if type(config) in automatic_class(task)._model_mapping or automatic_class(task).__name__ in (
+        getattr(config, "auto_map", None) or {}
+    ):
+        return
+    text = _("transformers has no model of the type {kind} for the task {task}.")
+    raise UnsupportedError(text.format(kind=config.model_type, task=task))
 
 
 def _keep_in_float32(model: Any, dtype: torch.dtype) -> None:

@@ -20,6 +20,9 @@ import torch.nn.functional as F  # noqa: N812 (the name that everybody uses)
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from brim.errors import UnsupportedError
+from brim.locale import _
+
 CHUNK_TOKENS = 256
 """trl/trainer/sft_trainer.py, `_CHUNKED_LM_HEAD_CHUNK_SIZE`."""
 
@@ -30,21 +33,52 @@ class Lossy(NamedTuple):
     loss: torch.Tensor
 
 
-def use_chunked_loss(model: Any) -> None:
-    """Let a causal language model (or the one inside peft's wrapper) compute its loss in chunks, with its head and without its logits."""
+def use_chunked_loss(model: Any, *, measures: bool = True) -> None:
+    """Let a causal language model (or the one inside peft's wrapper) compute its loss in chunks, with its head and without its logits.
+
+    Without labels it answers as ever, so that it can still generate. `measures`: as TRL does, which reports accuracy and entropy too.
+    """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     head = inner.get_output_embeddings()
+    refuse_other_heads(inner, head)
     cap = getattr(inner.config.get_text_config(), "final_logit_softcapping", None)
+    plain = inner.forward
 
-    def forward(self: Any, input_ids: torch.Tensor, labels: torch.Tensor, **rest: Any) -> Lossy:
+    def forward(self: Any, input_ids: Any = None, labels: Any = None, num_items_in_batch: Any = None, **rest: Any) -> Any:
+        if labels is None:
+            return plain(input_ids=input_ids, **rest)
         hidden = self.base_model(input_ids=input_ids, **rest).last_hidden_state
-        return Lossy(chunked_cross_entropy(hidden, labels, head, cap))
+        return Lossy(chunked_cross_entropy(hidden, labels, head, cap, items=num_items_in_batch, measures=measures))
 
     inner.forward = types.MethodType(forward, inner)
 
 
-def chunked_cross_entropy(hidden: torch.Tensor, labels: torch.Tensor, head: nn.Module, cap: float | None) -> torch.Tensor:
-    """Next-token cross-entropy, averaged, chunk by chunk."""
+def refuse_other_heads(inner: Any, head: Any) -> None:
+    """The loss is computed from the last hidden states and one linear layer: there must be those, and nothing beside them."""
+    if inner.base_model is inner or not isinstance(head, nn.Linear):
+        raise UnsupportedError(
+            _("--loss chunked needs a plain linear head, and {name} has none that stands by itself.").format(
+                name=type(inner).__name__
+            ),
+            hint=_("Take --loss standard."),
+        )
+    if getattr(inner.config.get_text_config(), "output_router_logits", False):
+        raise UnsupportedError(
+            _("--loss chunked leaves out the balance of the experts, which this model's config asks for (output_router_logits)."),
+            hint=_("Take --loss standard."),
+        )
+
+
+def chunked_cross_entropy(
+    hidden: torch.Tensor,
+    labels: torch.Tensor,
+    head: nn.Module,
+    cap: float | None,
+    *,
+    items: torch.Tensor | int | None = None,
+    measures: bool = True,
+) -> torch.Tensor:
+    """Next-token cross-entropy, chunk by chunk: divided by `items`, or by the labels that count here."""
     states = hidden[..., :-1, :].reshape(-1, hidden.shape[-1])
     targets = labels[..., 1:].reshape(-1)
     counts = targets != -100
@@ -53,13 +87,20 @@ def chunked_cross_entropy(hidden: torch.Tensor, labels: torch.Tensor, head: nn.M
     total = states.new_zeros((), dtype=torch.float32)
     for start in range(0, states.shape[0], CHUNK_TOKENS):
         end = start + CHUNK_TOKENS
-        part = checkpoint(_chunk, states[start:end], head.weight, head.bias, targets[start:end], cap, use_reentrant=False)
+        part = checkpoint(
+            _chunk, states[start:end], head.weight, head.bias, targets[start:end], cap, measures, use_reentrant=False
+        )  # fmt: skip
         total = total + part
-    return total / counts.sum()
+    return total / (counts.sum() if items is None else items)
 
 
 def _chunk(
-    states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, cap: float | None
+    states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    cap: float | None,
+    measures: bool,
 ) -> torch.Tensor:
     logits = states.float() @ weight.float().t()
     if bias is not None:
@@ -68,7 +109,7 @@ def _chunk(
         logits = cap * torch.tanh(logits / cap)
     logarithms = F.log_softmax(logits, dim=-1)
     loss = F.nll_loss(logarithms, targets, ignore_index=-100, reduction="sum")
-    # TRL reports accuracy and entropy; what they hold in passing counts.
-    (logits.argmax(dim=-1) == targets).sum()
-    (logarithms.exp() * logarithms).sum(dim=-1).sum()
+    if measures:  # what they hold in passing counts
+        (logits.argmax(dim=-1) == targets).sum()
+        (logarithms.exp() * logarithms).sum(dim=-1).sum()
     return loss

@@ -6,13 +6,18 @@ agree with its own arguments. Bucket sizes are those that the Trainer's `auto` w
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brim.errors import UnsupportedError
 from brim.locale import _
 from brim.planner.emit.files import Files
 from brim.planner.emit.recipe import LION_BETA2, MOMENTUM, Recipe
 from brim.planner.emit.text import json_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from brim.workload.words import Offload
 
 NAME = "deepspeed.json"
 _DTYPE = {"bf16": "bfloat16", "fp16": "float16"}
@@ -73,7 +78,13 @@ def _precision(recipe: Recipe) -> dict[str, Any]:
         return {}
     if recipe.zero_stage is None and not recipe.is_lora:
         return {"torch_autocast": {"enabled": True, "dtype": _DTYPE[recipe.half]}}
-    if recipe.half == "bf16":
+    return _of_half(recipe.half)
+
+
+def _of_half(half: str | None) -> dict[str, Any]:
+    if half is None:
+        return {}
+    if half == "bf16":
         return {"bf16": {"enabled": True}}
     return {"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 16}}
 
@@ -98,12 +109,19 @@ def _optimizer(recipe: Recipe) -> dict[str, Any]:
     return {"optimizer": {"type": "AdamW", "params": params}}
 
 
+def engine_text(stage: int, *, half: str | None, hidden: int | None, offload: Offload) -> str:
+    """Of a training whose batches and optimizer are somebody else's: precision, and how ZeRO shards."""
+    return json_text({**_of_half(half), "zero_optimization": _of_stage(stage, hidden, offload)})
+
+
 def _zero(recipe: Recipe) -> dict[str, Any]:
-    stage = recipe.zero_stage
-    if stage is None:
+    if recipe.zero_stage is None:
         return {"stage": 0}
+    return _of_stage(recipe.zero_stage, hidden_size(recipe), recipe.best.offload)
+
+
+def _of_stage(stage: int, hidden: int | None, offload: Offload) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": False, "contiguous_gradients": True}
-    hidden = hidden_size(recipe)
     if hidden is not None:
         # transformers/integrations/deepspeed.py, `trainer_config_finalize`.
         zero["reduce_bucket_size"] = hidden * hidden
@@ -113,15 +131,19 @@ def _zero(recipe: Recipe) -> dict[str, Any]:
     if stage == 3:
         zero["stage3_gather_16bit_weights_on_model_save"] = True
     on_host = {"device": "cpu", "pin_memory": True}
-    if recipe.best.offload != "none":
+    if offload != "none":
         zero["offload_optimizer"] = on_host
-    if recipe.best.offload == "parameters":
+    if offload == "parameters" and stage == 3:
         zero["offload_param"] = on_host
     return zero
 
 
 def hidden_size(recipe: Recipe) -> int | None:
     """Width of the model, where its config tells."""
-    config = recipe.config() or {}
+    return width_of(recipe.config() or {})
+
+
+def width_of(config: Mapping[str, Any]) -> int | None:
+    """As a config says it, under one of the names for it."""
     inner: Any = config.get("text_config") or config
     return next((inner[key] for key in ("hidden_size", "d_model", "n_embd") if isinstance(inner.get(key), int)), None)

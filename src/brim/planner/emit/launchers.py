@@ -1,7 +1,9 @@
-"""Who starts the processes: accelerate's config with its launch script, and torchrun."""
+"""Who starts the processes: accelerate's config with its launch script, torchrun, and torchrun under Slurm."""
 
 from __future__ import annotations
 
+import re
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from brim.locale import _
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 ACCELERATE = "accelerate.yaml"
 LAUNCH = "launch.sh"
 TORCHRUN = "torchrun.sh"
+SLURM = "slurm.sh"
 _PORT = 29500
 _HERE = 'here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"\n'
 
@@ -32,6 +35,12 @@ def accelerate_files(recipe: Recipe) -> Files:
 def torchrun_files(recipe: Recipe) -> Files:
     """`torchrun.sh`."""
     return Files({TORCHRUN: _torchrun(recipe)}, (*recipe.notes, *_notes(recipe)))
+
+
+def slurm_files(recipe: Recipe) -> Files:
+    """`slurm.sh`, for sbatch."""
+    partition = _("slurm.sh names no partition, account or time limit: give them to sbatch.")
+    return Files({SLURM: _slurm(recipe)}, (*recipe.notes, *_notes(recipe), partition))
 
 
 def _notes(recipe: Recipe) -> list[str]:
@@ -116,7 +125,42 @@ def _torchrun(recipe: Recipe) -> str:
         "torchrun gives every process RANK, LOCAL_RANK and WORLD_SIZE (here {ranks}); the Trainer and accelerate read them."
     )
     said = [*start, ranks.format(ranks=recipe.best.world_size), *_variables(recipe)]
-    return _script([comments(said), *_defaults(recipe), *_job(recipe), _command(command)])
+    return _script(
+        [comments(said) + _with_brim(recipe, f"bash {TORCHRUN}"), *_defaults(recipe), *_job(recipe), _command(command)]
+    )
+
+
+def _slurm(recipe: Recipe) -> str:
+    nodes, each = recipe.plan.machine.nodes, recipe.gpus_per_node
+    directives = {
+        "job-name": re.sub(r"[^\w.-]+", "-", recipe.plan.workload.model.rsplit("/", 1)[-1]) or "training",
+        "nodes": nodes,
+        "ntasks-per-node": 1,
+        **({} if recipe.on_cpu else {"gpus-per-node": each}),
+        # Every rank computes on a core of its own beside its loader workers.
+        "cpus-per-task": each * (1 + recipe.best.num_workers),
+        "output": "%x-%j.out",
+    }
+    start = head(recipe, _("sbatch slurm.sh train.py --your --arguments; without a name it starts train.py."), *_notes(recipe))
+    one = _("One task a node starts torchrun, which starts {each} processes; the first node of the job is where they meet.")
+    said = comments([*start, one.format(each=each)]) + _with_brim(recipe, f"sbatch {SLURM}")
+    asked = "".join(f"#SBATCH --{name}={value}\n" for name, value in directives.items())
+    command = [
+        f"srun --kill-on-bad-exit=1 torchrun --nnodes={nodes} --nproc-per-node={each}",
+        '--rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="${names[0]}:$MASTER_PORT"',
+    ]
+    meeting = [
+        'mapfile -t names < <(scontrol show hostnames "$SLURM_JOB_NODELIST")\n',
+        f': "${{MASTER_PORT:=$(({_PORT} + SLURM_JOB_ID % 1000))}}"\n',
+    ]
+    return _script([said + asked, *meeting, _command(command)])
+
+
+def _with_brim(recipe: Recipe, start: str) -> str:
+    """The planned training by brim itself, as one line that can be copied."""
+    words = ["train", recipe.plan.workload.model, "--data", recipe.data or "FILE", "--plan", "plan.json", "-o", "RUN"]
+    line = " ".join(shlex.join(words).split())
+    return comments([_("With brim as the program, which cuts every batch exactly:")]) + f"#   {start} -m brim {line}\n"
 
 
 def _variables(recipe: Recipe) -> list[str]:

@@ -27,6 +27,7 @@ _MAKERS: Final[dict[str, Callable[[Recipe], Files]]] = {
     "axolotl": axolotl.files,
     "llama-factory": llama_factory.files,
     "torchrun": launchers.torchrun_files,
+    "slurm": launchers.slurm_files,
 }
 FORMATS: Final[tuple[str, ...]] = tuple(_MAKERS)
 ALL: Final = "all"

@@ -1,0 +1,60 @@
+"""What can be known to go wrong before there are tokens and a plan, and wishes that cannot come true."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from brim.errors import UnsupportedError, UsageError
+from brim.locale import _
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from brim.trainer.request import TrainRequest
+    from brim.workload.settings import Settings
+
+_ALL = "all"
+"""Of `--report-to`, in transformers' words: every one that is installed."""
+
+
+def refuse_beforehand(request: TrainRequest, usual: Settings, device: str) -> None:
+    """What no tokens and no plan are needed to know."""
+    from brim.trainer.loading import refuse_what_cannot_train
+
+    if request.report_to:
+        _refuse_unknown_trackers(request.report_to)
+    refuse_what_cannot_train(request.model, usual, device=device, from_scratch=request.from_scratch)
+
+
+def too_few(sequences: int, effective_batch: int) -> Iterator[str]:
+    """An effective batch that the data cannot fill."""
+    if sequences < effective_batch:
+        text = _("Effective batch {asked}: there are {count} sequences to train on, so a step holds no more than these.")
+        yield text.format(asked=effective_batch, count=sequences)
+
+
+def too_long_a_warmup(steps: int, total: int, rate: float) -> Iterator[str]:
+    """A learning rate that is never reached."""
+    if steps > total:
+        text = _("Warm-up takes {warmup} steps, and there are {total}: the learning rate never reaches {rate}.")
+        yield text.format(warmup=steps, total=total, rate=rate)
+
+
+def _refuse_unknown_trackers(words: Sequence[str]) -> None:
+    """A word that transformers does not know, or whose package is not here."""
+    from transformers.integrations import integration_utils
+
+    integrations: Any = integration_utils
+    known, here = integrations.INTEGRATION_TO_CALLBACK, set(integrations.get_available_reporting_integrations())
+    for word in words:
+        if word == _ALL or word in here:
+            continue
+        if word not in known:
+            raise UsageError(
+                _("--report-to {word} is nothing that transformers reports to.").format(word=word),
+                hint=_("There are {names}, all and none.").format(names=", ".join(sorted(known))),
+            )
+        raise UnsupportedError(
+            _("--report-to {word} needs a package that is not installed.").format(word=word),
+            hint=_("Install {word}, or leave it out: `brim watch` and `brim report` need nothing.").format(word=word),
+        )

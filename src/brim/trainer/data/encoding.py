@@ -1,0 +1,145 @@
+"""Texts to tokens, many at a time: through the fast tokenizer with all its threads, or one by one where there is only a slow one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+from brim.errors import UsageError
+from brim.locale import _
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    Ids = list[int]
+    Span = tuple[int, int]
+
+_THREADS: Final = "TOKENIZERS_PARALLELISM"
+_PROBES: Final = ("a", "the", "1", "我", "э")
+
+
+class Encoder:
+    """A loaded tokenizer of transformers. Used inside `ready`, which gives it back as it was."""
+
+    def __init__(self, tokenizer: Any, name: str, vocabulary: int | None) -> None:
+        self.tokenizer = tokenizer
+        self.name = name
+        self.vocabulary = vocabulary
+        """Words that the model knows; None where that is not known."""
+        self.fast: Any = tokenizer.backend_tokenizer if getattr(tokenizer, "is_fast", False) else None
+        self.end: int | None = getattr(tokenizer, "eos_token_id", None)
+        self.leading: Ids = []
+        """Special tokens that stand before every sequence."""
+        self.trailing: Ids = []
+        self.target_trailing: Ids = []
+        """Special tokens that stand behind every target."""
+        self._has_own_targets = False
+
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[Encoder]:
+        """With all cores, and without the truncation and padding that a tokenizer may carry over from its training."""
+        threads = os.environ.get(_THREADS)
+        os.environ[_THREADS] = "true"
+        truncation, padding = (self.fast.truncation, self.fast.padding) if self.fast is not None else (None, None)
+        try:
+            self._bare()
+            self._look()
+            yield self
+        finally:
+            _restore(_THREADS, threads)
+            if truncation is not None:
+                self.fast.enable_truncation(**truncation)
+            if padding is not None:
+                self.fast.enable_padding(**padding)
+
+    def encode(self, texts: Sequence[str], *, special: bool) -> list[Ids]:
+        """Tokens of each text; `special`: with those that the tokenizer puts around a sequence."""
+        if not texts:
+            return []
+        if self.fast is not None:
+            found = [encoded.ids for encoded in self.fast.encode_batch_fast(list(texts), add_special_tokens=special)]
+        else:
+            found = [self._slow(text, special=special) for text in texts]
+        return self.check_known(found)
+
+    def encode_targets(self, texts: Sequence[str]) -> list[Ids]:
+        """Tokens of each target, with what the tokenizer puts around one: some write another language there."""
+        if not self._has_own_targets:
+            return self.encode(texts, special=True)
+        try:
+            return self.check_known(
+                self.tokenizer(text_target=list(texts), truncation=False, padding=False, verbose=False)["input_ids"]
+            )
+        finally:
+            self._bare()
+
+    def encode_with_spans(self, texts: Sequence[str]) -> list[tuple[Ids, list[Span]]]:
+        """Tokens of each text without special ones, and from where to where in the text each reaches. Fast tokenizers only."""
+        found = self.fast.encode_batch(list(texts), add_special_tokens=False)
+        self.check_known([encoded.ids for encoded in found])
+        return [(encoded.ids, encoded.offsets) for encoded in found]
+
+    def _slow(self, text: str, *, special: bool) -> Ids:
+        ids: Ids = self.tokenizer(text, add_special_tokens=special, truncation=False, padding=False, verbose=False)["input_ids"]
+        return ids
+
+    def check_known(self, found: list[Ids]) -> list[Ids]:
+        """The same, if the model knows all of these tokens."""
+        if self.vocabulary is not None:
+            highest = max((max(ids) for ids in found if ids), default=0)
+            if highest >= self.vocabulary:
+                text = _(
+                    "The tokenizer {name} gives token {token:,}, and the model knows {words:,}: it is another model's tokenizer."
+                )
+                raise UsageError(
+                    text.format(name=self.name, token=highest, words=self.vocabulary),
+                    hint=_("Give the tokenizer that the model was trained with."),
+                )
+        return found
+
+    def check_end(self) -> None:
+        """Refuse an end token that the model does not know, before any row is read: it would stand behind every answer."""
+        if self.end is not None and self.vocabulary is not None and self.end >= self.vocabulary:
+            text = _(
+                "The end token {token!r} of the tokenizer {name} has the number {number:,}, and the model knows {words:,} words."
+            )
+            raise UsageError(
+                text.format(token=self.tokenizer.eos_token, name=self.name, number=self.end, words=self.vocabulary),
+                hint=_("Take one of the words that the model knows as its end token."),
+            )
+
+    def _bare(self) -> None:
+        if self.fast is not None:
+            self.fast.no_truncation()
+            self.fast.no_padding()
+
+    def _look(self) -> None:
+        """What the tokenizer puts around a text, by trying."""
+        probes = ((text, self.encode([text], special=False)[0]) for text in _PROBES)
+        text, bare = next((pair for pair in probes if pair[1]), (_PROBES[0], []))
+        whole = self.encode([text], special=True)[0]
+        self.leading, self.trailing = self._around(bare, whole)
+        written = self.tokenizer(text_target=[text], truncation=False, padding=False, verbose=False)["input_ids"][0]
+        self._bare()
+        self._has_own_targets = written != whole
+        self.target_trailing = self._around(bare, written)[1]
+
+    def _around(self, bare: Ids, whole: Ids) -> tuple[Ids, Ids]:
+        return _around(bare, whole, set(getattr(self.tokenizer, "all_special_ids", ())))
+
+
+def _around(bare: list[int], whole: list[int], special: set[int]) -> tuple[list[int], list[int]]:
+    for start in range(len(whole) - len(bare) + 1):
+        if bare and whole[start : start + len(bare)] == bare:
+            return whole[:start], whole[start + len(bare) :]
+    first = next((place for place, token in enumerate(whole) if token not in special), len(whole))
+    last = next((place for place, token in enumerate(reversed(whole)) if token not in special), 0)
+    return whole[:first], whole[len(whole) - last :]
+
+
+def _restore(variable: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(variable, None)
+    else:
+        os.environ[variable] = value

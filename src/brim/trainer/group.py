@@ -1,0 +1,213 @@
+"""Several processes of one run, started by torchrun or accelerate and listened to: how they ended, and whether to start them anew.
+
+brim has no scheduler. On several machines the same command is given on each; the first one prepares the run, in a folder that all see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from brim import locale
+from brim.errors import ChildError
+from brim.locale import _
+from brim.machine.budget import MALLOC_ENVIRONMENT
+from brim.machine.child import kill_group
+from brim.machine.host import host
+from brim.records import Launcher
+from brim.trainer.launching import QUIET_ON_CPU, died, has_descriptor
+from brim.trainer.lessons import Lessons, told
+from brim.trainer.ranks import OF_A_LAUNCH
+from brim.trainer.worker import Ended, error_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+
+MOST_STARTS: Final = 8
+"""A limit that falls at each of them is below one sequence long before."""
+ACCELERATE_FILE: Final = "accelerate.yaml"
+_LOOPBACK: Final = "127.0.0.1"
+_LOOK_SECONDS: Final = 0.2
+_JOIN_SECONDS: Final = 4 * 3600
+_HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Which processes, and where."""
+
+    launcher: Launcher
+    gpus: int
+    """Processes on each machine."""
+    nodes: int = 1
+    node_rank: int = 0
+    rendezvous: str | None = None
+    """`host:port` of the first machine, where there are several."""
+    device: str | None = None
+
+    def command(self, folder: Path, module: str) -> list[str]:
+        """The launcher with its arguments, and what each rank runs."""
+        program = ["-m", "brim.trainer.rank", str(folder), module]
+        if self.launcher == "accelerate":
+            where = ["--num_processes", str(self.gpus * self.nodes), "--num_machines", str(self.nodes)]
+            address, _colon, port = (self.rendezvous or f"{_LOOPBACK}:0").rpartition(":")
+            where += ["--machine_rank", str(self.node_rank), "--main_process_ip", address, "--main_process_port", port]
+            return ["accelerate", "--config_file", str(folder / ACCELERATE_FILE), *where, *program]
+        where = ["--nnodes", str(self.nodes), "--nproc-per-node", str(self.gpus), "--max-restarts", "0"]
+        if self.nodes == 1:
+            # No name is looked up, and no port is fought for: the system picks one.
+            where += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{_LOOPBACK}:0", "--local-addr", _LOOPBACK]
+            where += ["--rdzv-conf", "is_host=true", "--rdzv-id", uuid.uuid4().hex]
+        else:
+            assert self.rendezvous is not None
+            # Static: c10d would number the machines by their names, and --memory and --speeds are told by rank.
+            where += ["--rdzv-backend", "static", "--rdzv-endpoint", self.rendezvous, "--node-rank", str(self.node_rank)]
+            # The others wait while the first machine prepares.
+            where += ["--rdzv-id", folder.name, "--rdzv-conf", f"timeout={_JOIN_SECONDS}"]
+        return ["torchrun", *where, *program]
+
+
+def train_in_group(folder: Path, group: Group, *, module: str, say: Callable[[str], None]) -> Ended:
+    """Start the ranks; anew with smaller slices, where that is the answer. An error where they failed."""
+    for start in range(1, MOST_STARTS + 1):
+        known = len(Lessons.of(folder).lessons)
+        ended = _once(folder, group, module)
+        lessons = Lessons.of(folder).lessons
+        if not ended.error or len(lessons) == known or start == MOST_STARTS:
+            break
+        say(told(lessons[-1]))
+    if ended.error:
+        raise error_of(ended)
+    return ended
+
+
+def _once(folder: Path, group: Group, module: str) -> Ended:
+    with tempfile.TemporaryDirectory(prefix="brim-ranks-") as outbox:
+        command = [sys.executable, "-m", "brim.trainer.starting", *group.command(folder, module)]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            # Standard output is for the answer of the command that was called.
+            stdout=sys.stderr.fileno() if has_descriptor() else None,
+            env=_environment(group, outbox),
+            process_group=0,
+        )
+        try:
+            with _listening(process, Path(outbox)) as handed:
+                while True:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        status = process.wait(_LOOK_SECONDS)
+                        break
+        finally:
+            kill_group(process.pid)
+            for pid in _processes(Path(outbox)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(os.getpgid(pid), signal.SIGKILL) if os.getpgid(pid) != os.getpgid(0) else os.kill(
+                        pid, signal.SIGKILL
+                    )
+        return _judged(_said(Path(outbox)), status, handed, folder)
+
+
+def _environment(group: Group, outbox: str) -> dict[str, str]:
+    """Ours, without what another launch has left in it."""
+    from brim.trainer.rank import DEVICE_VARIABLE, OUTBOX_VARIABLE
+
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(OF_A_LAUNCH)}
+    threads = str(max(1, (host().cores or 1) // group.gpus))
+    source = str(Path(__file__).parents[2])
+    path = os.pathsep.join(dict.fromkeys(filter(None, (source, kept.get("PYTHONPATH")))))
+    # torchrun makes a folder for logs that nobody asked for, and leaves it.
+    added = {OUTBOX_VARIABLE: outbox, "PET_LOG_DIR": outbox, "BRIM_LANG": locale.language(), "PYTHONPATH": path}
+    if group.device is not None:
+        added[DEVICE_VARIABLE] = group.device
+    if group.nodes == 1 and sys.platform == "linux":
+        added["GLOO_SOCKET_IFNAME"] = "lo"
+    quiet = QUIET_ON_CPU if group.device == "cpu" else {}
+    return {"OMP_NUM_THREADS": threads, **quiet, **kept, **MALLOC_ENVIRONMENT, **added}
+
+
+def _said(outbox: Path) -> list[Ended]:
+    found = []
+    for path in sorted(outbox.glob("ended-*.json")):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            found.append(Ended(**json.loads(path.read_text(encoding="utf-8"))))
+    return found
+
+
+def _processes(outbox: Path) -> list[int]:
+    found = []
+    for path in outbox.glob("pid-*"):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(int(path.read_text(encoding="utf-8")))
+    return found
+
+
+def _judged(said: list[Ended], status: int, handed: list[int], folder: Path) -> Ended:
+    """One answer of many: the reason before its echoes."""
+    failed = [ended for ended in said if ended.error]
+    if failed:
+        # An error that is another rank's word, or that a broken connection raised, says less than the reason itself.
+        best = min(failed, key=lambda ended: (not ended.again, ended.is_echo))
+        hint = best.hint or _("Nothing but the steps since the last checkpoint is lost: brim train --resume {folder}").format(
+            folder=folder
+        )
+        return Ended(**{**vars(best), "hint": hint})
+    if said and all(ended.finished for ended in said) and status == 0:
+        return said[0]
+    stopped = next((ended for ended in said if ended.stopped_by is not None), None)
+    if stopped is not None or handed:
+        return Ended(stopped_by=handed[0] if handed else stopped.stopped_by if stopped else None)
+    raise (
+        died(status, folder, killed_by_kernel=False)
+        if not said
+        else ChildError(
+            _("The ranks ended, and said no more."),
+            hint=_("Go on from the last checkpoint: brim train --resume {folder}").format(folder=folder),
+        )
+    )
+
+
+@contextlib.contextmanager
+def _listening(process: subprocess.Popen[bytes], outbox: Path) -> Iterator[list[int]]:
+    """Signals are for the ranks themselves: a launcher would give them thirty seconds, and a step and its checkpoint may take longer.
+
+    Ranks finish their step, save and stop at the first; a second one ends them. The signals that came are what comes out.
+    """
+    heard: list[int] = []
+
+    def hand_on(number: int, _frame: FrameType | None) -> None:
+        heard.append(number)
+        pids = _processes(outbox)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGINT)
+        if not pids:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+
+    before: dict[int, Any] = {}
+    with contextlib.suppress(ValueError):  # not the main thread: signals are somebody else's
+        for number in _HEARD:
+            # A signal that whoever started us ignores (nohup) stays ignored.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, hand_on)
+    try:
+        yield heard
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -1,0 +1,141 @@
+"""Start the process that trains, hand it the signals that this one gets, and say how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from brim import locale
+from brim.errors import BrimError, ChildError, OutOfMemoryError
+from brim.locale import _
+from brim.machine.budget import MALLOC_ENVIRONMENT
+from brim.machine.child import kill_group
+from brim.machine.host import oom_kills
+from brim.machine.outcome import explain_signal
+from brim.trainer.worker import OUTCOME_VARIABLE, Ended, error_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+_LOOK_SECONDS = 0.5
+_HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+QUIET_ON_CPU = {"DS_ACCELERATOR": "cpu"}
+"""Where DeepSpeed is installed, accelerate imports it, and on the CPU it warns that it has looked for a GPU; told so, it does not."""
+
+
+def launch(folder: Path, *, module: str = "brim.trainer.worker", device: str = "") -> Ended:
+    """Train in a child process, by the `main` of this module; an error where it failed."""
+    kills_before = oom_kills()
+    reader, writer = os.pipe()
+    source = str(Path(__file__).parents[2])
+    quiet = QUIET_ON_CPU if device == "cpu" else {}
+    environment = {**quiet, **os.environ, **MALLOC_ENVIRONMENT, OUTCOME_VARIABLE: str(writer), "BRIM_LANG": locale.language()}
+    program = f"import sys; sys.path.insert(0, {source!r}); from {module} import main; main(sys.argv[1:])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(folder)],
+        pass_fds=[writer],
+        stdin=subprocess.DEVNULL,
+        # Standard output is for the answer of the command that was called.
+        stdout=sys.stderr.fileno() if has_descriptor() else None,
+        env=environment,
+        # A group of its own: Ctrl-C reaches this process, which hands it on once.
+        process_group=0,
+    )
+    os.close(writer)
+    try:
+        with _handing_on(process) as handed:
+            told = _read(reader, process)
+            status = process.wait()
+    finally:
+        # Loader workers of one that was killed have nobody to load for.
+        kill_group(process.pid)
+    if told is None and status < 0 and -status in handed:
+        return Ended(stopped_by=-status)
+    if told is None:
+        raise died(status, folder, killed_by_kernel=oom_kills() > kills_before)
+    if told.error:
+        raise error_of(told)
+    return told
+
+
+def has_descriptor() -> bool:
+    """Whether standard error is a real file: a notebook's is not."""
+    try:
+        sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):
+        return False
+    return True
+
+
+def _read(descriptor: int, process: subprocess.Popen[bytes]) -> Ended | None:
+    """What the child says at its end; None where it died without a word. Its own children may hold the pipe longer than it lives."""
+    parts = []
+    while True:
+        has_ended = process.poll() is not None
+        ready, _write, _error = select.select([descriptor], [], [], 0 if has_ended else _LOOK_SECONDS)
+        part = os.read(descriptor, 1 << 16) if ready else b""
+        parts.append(part)
+        if (ready and not part) or (has_ended and not ready):
+            break
+    os.close(descriptor)
+    try:
+        return Ended(**json.loads(b"".join(parts)))
+    except (ValueError, TypeError):
+        return None
+
+
+@contextlib.contextmanager
+def _handing_on(process: subprocess.Popen[bytes]) -> Iterator[set[int]]:
+    """Signals to this process are for the one that trains; Ctrl-Z stops both, and `fg` wakes both. Those that were handed on."""
+    handed: set[int] = set()
+
+    def hand_on(number: int, _frame: FrameType | None) -> None:
+        handed.add(number)
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGCONT)
+
+    before: dict[int, Any] = {}
+    try:
+        for number in _HANDED_ON:
+            # A signal that whoever started us ignores (nohup) stays ignored.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, hand_on)
+        before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, stop)
+    except ValueError:  # not the main thread: signals are somebody else's
+        pass
+    try:
+        yield handed
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def died(status: int, folder: Path, *, killed_by_kernel: bool) -> BrimError:
+    """A process that ended without a word, told by its exit status."""
+    hint = _("Nothing but the steps since the last checkpoint is lost: brim train --resume {folder}").format(folder=folder)
+    if status < 0:
+        if -status == signal.SIGKILL and killed_by_kernel:
+            return OutOfMemoryError(_("The kernel's out-of-memory killer ended the training."), family="killed", hint=hint)
+        return ChildError(explain_signal(-status), hint=hint)
+    return ChildError(_("The training ended with exit code {code}, and said no more.").format(code=status), hint=hint)

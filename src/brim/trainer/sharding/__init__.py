@@ -1,0 +1,1 @@
+"""Models that are spread over ranks: FSDP2 and DeepSpeed's ZeRO, behind one small interface."""

@@ -1,0 +1,430 @@
+"""How each kind of data file is read: row by row, each with its place, and with what is wrong about it.
+
+What is wrong with one row is said beside it, and the next one is read. What is wrong with a whole file (half of a gzip file, a JSON list
+that breaks off, a quotation mark that is never closed) is raised: nobody knows what would have followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gzip
+import itertools
+import json
+import sys
+import textwrap
+import zlib
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, NamedTuple, cast
+
+from brim.errors import UsageError
+from brim.locale import _
+from brim.workload.columns import fits_itself
+from brim.workload.documents import Document, DocumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from brim.workload.documents import Value
+
+    Reader = Callable[[Path, "Meter"], Iterator["Found"]]
+
+Row = dict[str, Any]
+
+_ROWS_AT_ONCE: Final = 1024
+_BUFFER_BYTES: Final = 1 << 20
+_LONGEST_FIRST_LINE: Final = 1 << 22
+_LINES_TO_JUDGE_BY: Final = 10
+_BOM: Final = "\ufeff"
+
+
+class Found(NamedTuple):
+    """What stands at one place of the data."""
+
+    path: Path
+    unit: Literal["line", "row", "file"]
+    number: int
+    """Of the line on which it begins; of the row, where there are no lines or where several rows share one."""
+    row: Row | None
+    """None where there is none to be had."""
+    fault: str = ""
+    """Why it is bad, as the end of a sentence; empty where it is not. A CSV row that ends early is bad, and still a row."""
+    hint: str | None = None
+
+    def place(self, path: str | Path | None = None) -> str:
+        """As a person looks it up; `path` where the file is to be called otherwise."""
+        name = self.path if path is None else path
+        if self.unit == "line":
+            return _("{path}, line {line}").format(path=name, line=self.number)
+        return _("{path}, row {row}").format(path=name, row=self.number) if self.unit == "row" else str(name)
+
+
+class Meter:
+    """How far one has come."""
+
+    def __init__(self) -> None:
+        self.finished_bytes = 0
+        """Of the files that are done with, as they lie on the disk."""
+        self.read_bytes = 0
+        """Of all rows, as they are when unpacked."""
+        self.tell: Callable[[], int] = lambda: 0
+        """Bytes of the file that is being read."""
+
+    def count(self, read_bytes: int) -> None:
+        """So many more were read."""
+        self.read_bytes += read_bytes
+
+    def finish(self, file: Path) -> None:
+        """This file is done with."""
+        self.tell = lambda: 0
+        self.finished_bytes += file.stat().st_size
+
+
+@contextlib.contextmanager
+def told_as_ours(path: Path) -> Iterator[None]:
+    """What is wrong with a file as a whole, as one sentence that names it."""
+    try:
+        yield
+    except DocumentError as error:
+        fault, hint = (_no_json(error.why), None) if error.is_text else (_("this is not UTF-8 text"), _save_as_utf8())
+        place = Found(path, "line", error.line, None).place()
+        raise UsageError(_("{place}: {fault}.").format(place=place, fault=fault), hint=hint) from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UsageError(_("{path} is not a complete gzip file: {why}.").format(path=path, why=_one_line(error))) from error
+    except OSError as error:
+        raise UsageError(_("Cannot read {path}: {why}.").format(path=path, why=error.strerror or _one_line(error))) from error
+
+
+def read_document(path: Path) -> Row:
+    """A small JSON file that holds one object."""
+    with told_as_ours(path), path.open("rb") as stream:
+        document = Document(stream)
+        value = document.value().value
+        document.end()
+    if not isinstance(value, dict):
+        raise UsageError(_("{place}: {fault}.").format(place=path, fault=_no_object(value)))
+    return value
+
+
+def _one_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def _no_json(why: str) -> str:
+    return _("this is not JSON: {why}").format(why=why)
+
+
+def _no_object(value: object) -> str:
+    shown = textwrap.shorten(json.dumps(value, ensure_ascii=False), 40)
+    return _("a row must be an object with named columns, and this is {value}").format(value=shown)
+
+
+def _save_as_utf8() -> str:
+    return _("Save the file as UTF-8.")
+
+
+@contextlib.contextmanager
+def _opened(path: Path, meter: Meter) -> Iterator[BinaryIO]:
+    with path.open("rb") as raw:
+        meter.tell = raw.tell
+        try:
+            if path.suffix.lower() == ".gz":
+                with gzip.GzipFile(fileobj=raw) as unpacked:
+                    yield cast("BinaryIO", unpacked)
+            else:
+                yield raw
+        finally:
+            meter.tell = lambda: 0
+
+
+class _Line(NamedTuple):
+    number: int
+    text: str
+    fault: str = ""
+    """Where it is not UTF-8; the text then holds what could be read of it."""
+
+
+def _lines(path: Path, meter: Meter) -> Iterator[_Line]:
+    """Every line. Read as bytes: only so is it known which one is not UTF-8."""
+    with _opened(path, meter) as file:
+        for number, raw in enumerate(file, 1):
+            meter.read_bytes += len(raw)
+            try:
+                text, fault = raw.decode("utf-8"), ""
+            except UnicodeDecodeError as error:
+                text = raw.decode("utf-8", "replace")
+                fault = _("this is not UTF-8 text (byte {byte})").format(byte=error.start + 1)
+            yield _Line(number, text.removeprefix(_BOM) if number == 1 else text, fault)
+
+
+def _json_lines(path: Path, meter: Meter) -> Iterator[Found]:
+    for number, line, fault in _lines(path, meter):
+        if fault:
+            yield Found(path, "line", number, None, fault, _save_as_utf8())
+        elif line.strip():
+            yield _json_line(path, number, line)
+
+
+def _json_line(path: Path, number: int, line: str) -> Found:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return Found(path, "line", number, None, _no_json(getattr(error, "msg", None) or _one_line(error)))
+    if not isinstance(row, dict):
+        return Found(path, "line", number, None, _no_object(row))
+    return Found(path, "line", number, row)
+
+
+def _json(path: Path, meter: Meter) -> Iterator[Found]:
+    """One list of rows, or an object that holds one; many files of this name hold JSON lines, so these are read too."""
+    if _holds_json_lines(path):
+        yield from _json_lines(path, meter)
+        return
+    with _opened(path, meter) as stream:
+        document = Document(stream, meter.count)
+        first = document.peek()
+        if first == "[":
+            yield from _elements(path, document)
+        elif first == "{":
+            yield from _rows_of_object(path, document)
+        elif first:
+            yield Found(path, "file", 0, None, _no_object(document.value().value))
+        document.end()
+
+
+def _holds_json_lines(path: Path) -> bool:
+    """Whether a line of it is a row by itself, and not the only one. A first line that is broken does not decide it."""
+    with path.open("rb") as file:
+        lines = iter(lambda: file.readline(_LONGEST_FIRST_LINE), b"")
+        filled = itertools.islice((line.removeprefix(_BOM.encode()) for line in lines if line.strip()), _LINES_TO_JUDGE_BY)
+        first = next(filled, b"")
+        if _is_whole(first):
+            return next(filled, None) is not None
+        # The rows of a list stand on lines of their own too; but then the first line opens the list.
+        is_broken = first.lstrip().startswith(b"{") and not _goes_on(first)
+        return is_broken and any(line.startswith(b"{") and _is_whole(line) for line in filled)
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _goes_on(line: bytes) -> bool:
+    """Whether the line is the beginning of something: wrong only in that it ends."""
+    text = line.decode("utf-8", "replace").rstrip()
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return error.pos >= len(text)
+    except (ValueError, RecursionError):
+        return False
+    return False
+
+
+def _elements(path: Path, document: Document) -> Iterator[Found]:
+    """The rows of a list. Where two share a line, as in a file without line breaks, the line would not tell them apart."""
+    before = 0
+    for number, value in enumerate(document.elements(), 1):
+        yield _element(path, number, value, is_alone=value.line > before)
+        before = value.line
+
+
+def _element(path: Path, number: int, value: Value, *, is_alone: bool) -> Found:
+    where: tuple[Literal["line", "row"], int] = ("line", value.line) if is_alone else ("row", number)
+    if not value.is_text:
+        return Found(path, *where, None, _("this is not UTF-8 text"), _save_as_utf8())
+    if not isinstance(value.value, dict):
+        return Found(path, *where, None, _no_object(value.value))
+    return Found(path, *where, value.value)
+
+
+def _rows_of_object(path: Path, document: Document) -> Iterator[Found]:
+    """The list in an object, looked for before: a second list may stand behind it, and then nobody knows which one is meant."""
+    with path.open("rb") as stream:
+        lists, rest = _members(Document(stream))
+    if not lists or fits_itself({**rest, **lists}):
+        yield _element(path, 1, document.value(), is_alone=True)
+        return
+    if len(lists) > 1:
+        text = _("{path} holds several lists ({names}), and brim cannot tell which one has the rows.")
+        raise UsageError(text.format(path=path, names=", ".join(lists)), hint=_("Save the rows as one list, or as JSON lines."))
+    for _name in document.names():
+        if document.peek() == "[":
+            yield from _elements(path, document)
+        else:
+            document.value()
+
+
+def _members(document: Document) -> tuple[dict[str, list[Any]], Row]:
+    """The lists, of which only the first value is kept, and everything else."""
+    lists: dict[str, list[Any]] = {}
+    rest: Row = {}
+    for name in document.names():
+        if document.peek() == "[":
+            lists[name] = []
+            for value in document.elements():
+                lists[name] = lists[name] or [value.value]
+        else:
+            rest[name] = document.value().value
+    return lists, rest
+
+
+def _csv(path: Path, meter: Meter) -> Iterator[Found]:
+    # The limit is the process's, 128 KiB a field, and long texts are what is read here.
+    csv.field_size_limit(sys.maxsize)
+    no_text: dict[int, str] = {}
+    lines = _noting(_lines(path, meter), no_text)
+    reader = csv.reader(lines, strict=True)
+    columns: list[str] | None = None
+    while True:
+        # Where the row begins: a quotation mark that is never closed is only found out at the file's end.
+        start = reader.line_num + 1
+        found = _csv_record(path, reader, start, no_text)
+        if found is None:
+            return
+        if not isinstance(found, Found) and not found:
+            continue  # a blank line
+        if columns is None:
+            if isinstance(found, Found):
+                # Without names there are no rows.
+                raise UsageError(_("{place}: {fault}.").format(place=found.place(), fault=found.fault), hint=found.hint)
+            columns = found
+            _refuse_repeated(Found(path, "line", start, None).place(), columns)
+        else:
+            yield found if isinstance(found, Found) else _csv_row(path, start, columns, found)
+
+
+def _refuse_repeated(place: str, columns: list[str]) -> None:
+    """Of two columns with one name, nobody knows which one is meant. Columns without a name are not asked for."""
+    repeated = next((name for name in columns if name and columns.count(name) > 1), None)
+    if repeated is not None:
+        fault = _("two columns have the name {name!r}").format(name=repeated)
+        raise UsageError(_("{place}: {fault}.").format(place=place, fault=fault), hint=_("Rename or remove one of them."))
+
+
+def _noting(lines: Iterable[_Line], no_text: dict[int, str]) -> Iterator[str]:
+    for number, line, fault in lines:
+        if fault:
+            no_text[number] = fault
+        yield line
+
+
+def _csv_record(path: Path, reader: Any, start: int, no_text: dict[int, str]) -> list[str] | Found | None:
+    """The fields of the next row, or what is wrong with it; None at the end."""
+    try:
+        fields: list[str] | None = next(reader, None)
+    except csv.Error as error:
+        no_text.clear()
+        fault = _("this is not CSV: {why}").format(why=_one_line(error))
+        if "unexpected end" in str(error):
+            # The rest of the file went into this row.
+            place = Found(path, "line", start, None).place()
+            raise UsageError(_("{place}: {fault}.").format(place=place, fault=fault)) from error
+        return Found(path, "line", start, None, fault)
+    if no_text:
+        fault = next(iter(no_text.values()))
+        no_text.clear()
+        return Found(path, "line", start, None, fault, _save_as_utf8())
+    return fields
+
+
+def _csv_row(path: Path, line: int, columns: list[str], fields: list[str]) -> Found:
+    count = len(columns)
+    if len(fields) > count:
+        fault = _("more fields than the {count} columns of the first line").format(count=count)
+        return Found(path, "line", line, None, fault)
+    row: Row = dict(zip(columns, [*fields, *[None] * (count - len(fields))], strict=True))
+    fault = _("fewer fields than the {count} columns of the first line").format(count=count) if len(fields) < count else ""
+    return Found(path, "line", line, row, fault)
+
+
+def _parquet(path: Path, meter: Meter) -> Iterator[Found]:
+    import pyarrow as pa  # type: ignore[import-untyped]
+    from pyarrow import parquet
+
+    try:
+        # Pages as they are needed, for a row group may be as large as the file; and by one thread, for each keeps memory of its own.
+        with parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
+            _refuse_repeated(str(path), file.schema_arrow.names)
+            rows = max(1, file.metadata.num_rows)
+            yield from _batches(path, file.iter_batches(_ROWS_AT_ONCE, use_threads=False), meter, rows)
+    except pa.ArrowException as error:
+        raise UsageError(_("{path} is not a Parquet file: {why}.").format(path=path, why=_one_line(error))) from error
+
+
+def _arrow(path: Path, meter: Meter) -> Iterator[Found]:
+    """The files of `datasets.save_to_disk` and of its cache. Mapped, so that rows are loaded when they are asked for."""
+    import pyarrow as pa
+
+    try:
+        with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as batches:
+            _refuse_repeated(str(path), batches.schema.names)
+            meter.tell = file.tell
+            yield from _batches(path, batches, meter)
+    except pa.ArrowException as error:
+        raise UsageError(_("{path} is not an Arrow file: {why}.").format(path=path, why=_one_line(error))) from error
+    finally:
+        meter.tell = lambda: 0
+
+
+def _batches(path: Path, batches: Iterable[Any], meter: Meter, total: int | None = None) -> Iterator[Found]:
+    """Rows of Arrow's batches; `total` where the file does not tell how far it was read."""
+    number = 0
+    size_bytes = path.stat().st_size
+    for batch in batches:
+        for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+            part = batch.slice(start, _ROWS_AT_ONCE)
+            meter.count(part.nbytes)
+            if total is not None:
+                done_bytes = size_bytes * number // total
+                meter.tell = lambda done_bytes=done_bytes: done_bytes  # type: ignore[misc]
+            for row in part.to_pylist():
+                number += 1
+                yield Found(path, "row", number, row)
+
+
+def _paragraphs(path: Path, meter: Meter) -> Iterator[Found]:
+    """Text with a blank line between two rows."""
+    held: list[_Line] = []
+    for line in _lines(path, meter):
+        if line.text.strip():
+            held.append(line)
+        elif held:
+            yield _text_row(path, held)
+            held = []
+    if held:
+        yield _text_row(path, held)
+
+
+def _text_row(path: Path, lines: list[_Line]) -> Found:
+    bad = next((line for line in lines if line.fault), None)
+    if bad is not None:
+        return Found(path, "line", bad.number, None, bad.fault, _save_as_utf8())
+    text = "".join(line.text for line in lines).rstrip("\r\n")
+    return Found(path, "line", lines[0].number, {"text": text})
+
+
+def whole_text(path: Path, meter: Meter) -> Iterator[Found]:
+    """A file that is one row."""
+    lines = list(_lines(path, meter))
+    if any(line.fault for line in lines):
+        yield _text_row(path, lines)
+    else:
+        yield Found(path, "file", 0, {"text": "".join(line.text for line in lines).rstrip("\r\n")})
+
+
+READERS: Final[dict[str, Reader]] = {
+    ".jsonl": _json_lines,
+    ".jsonl.gz": _json_lines,
+    ".json": _json,
+    ".parquet": _parquet,
+    ".csv": _csv,
+    ".arrow": _arrow,
+    ".txt": _paragraphs,
+    ".md": _paragraphs,
+}
+TEXT: Final = frozenset({".txt", ".md"})
