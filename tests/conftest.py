@@ -8,6 +8,8 @@ import os
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 # One thread for torch here and in child processes: the cores are few, and threads of a tiny model only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# DeepSpeed is asked of the processor here and in child processes; otherwise it looks for a card first, and says that it found none.
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
 # No test may reach for the network: what is not on this disk does not exist.
 os.environ["HF_HUB_OFFLINE"] = "1"
 for variable in ("BRIM_LANG", "BRIM_CONFIG", "BRIM_DEBUG", "LC_ALL", "LC_MESSAGES", "LANG", "LANGUAGE", "COLUMNS", "FORCE_COLOR"):

@@ -15,7 +15,7 @@ REFUSED = "The server socket has failed to listen on any local network address. 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     """Another program in torchrun's place."""
-    monkeypatch.setattr(torchrun, "command", lambda *arguments: [sys.executable, "-c", program, *arguments])
+    monkeypatch.setattr(torchrun, "command", lambda *arguments, **_ranks: [sys.executable, "-c", program, *arguments])
 
 
 def counted(file: Path, then: str) -> str:

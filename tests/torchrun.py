@@ -62,15 +62,20 @@ class Ended:
 
 def on_two_ranks(program: str, *arguments: str, seconds: float) -> None:
     """Run a module, which must end well on both ranks."""
-    ended = launch(program, *arguments, seconds=seconds)
+    on_ranks(2, program, *arguments, seconds=seconds)
+
+
+def on_ranks(ranks: int, program: str, *arguments: str, seconds: float) -> None:
+    """Run a module, which must end well on all of so many ranks."""
+    ended = launch(program, *arguments, seconds=seconds, ranks=ranks)
     assert ended.code == 0, str(ended)
 
 
-def launch(program: str, *arguments: str, seconds: float) -> Ended:
-    """Run a module on two ranks, to whatever end but that of time. `seconds` are for all starts together."""
+def launch(program: str, *arguments: str, seconds: float, ranks: int = 2) -> Ended:
+    """Run a module on two ranks or more, to whatever end but that of time. `seconds` are for all starts together."""
     until = monotonic() + seconds
     for start in range(1, MOST_STARTS + 1):
-        ended = _launch_once(program, arguments, until - monotonic())
+        ended = _launch_once(program, arguments, until - monotonic(), ranks)
         if start == MOST_STARTS or not ended.never_met():
             break
         warnings.warn(f"The ranks of {program} never met; they are started again. {ended}", stacklevel=2)
@@ -78,10 +83,10 @@ def launch(program: str, *arguments: str, seconds: float) -> Ended:
     return ended
 
 
-def command(program: str, *arguments: str) -> list[str]:
+def command(program: str, *arguments: str, ranks: int = 2) -> list[str]:
     """No name is looked up, and whoever hosts the store is told so."""
     return [
-        sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=2", "--max-restarts=0",
+        sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={ranks}", "--max-restarts=0",
         "--rdzv-backend=c10d", f"--rdzv-endpoint={LOOPBACK}:0", f"--rdzv-id={uuid.uuid4()}", "--rdzv-conf=is_host=true",
         f"--local-addr={LOOPBACK}", "-m", program, *arguments,
     ]  # fmt: skip
@@ -120,10 +125,10 @@ def _loopback_interface() -> str:
     return next(name for _index, name in socket.if_nameindex() if name.startswith("lo"))
 
 
-def _launch_once(program: str, arguments: tuple[str, ...], seconds: float) -> Ended:
+def _launch_once(program: str, arguments: tuple[str, ...], seconds: float, ranks: int) -> Ended:
     # Files, not pipes: nobody needs to read them while the ranks run, and a rank that outlives torchrun holds nobody up.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        process = subprocess.Popen(command(program, *arguments), cwd=ROOT, env=environment(), stdout=out, stderr=err)
+        process = subprocess.Popen(command(program, *arguments, ranks=ranks), cwd=ROOT, env=environment(), stdout=out, stderr=err)
         code: int | None = None
         try:
             code = process.wait(timeout=max(seconds, 0))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import brim
+from brim.audit.rules.run import RULES
 from brim.sizes import MIB
 from tests.planner.measurements import measurement
 
@@ -56,6 +57,44 @@ def test_a_person_reads_what_was_chosen_and_why(cli: Cli, tiny: str) -> None:
     assert "Memory against time" in ended.out
     assert "15 steps" in ended.out
     assert "configurations considered" in ended.out
+
+
+MANY = ("--gpu", "h100", "--gpus", "8", "--nodes", "4", "--sharding", "ddp", "--seq-len", "256", "--effective-batch", "64")
+PINNED = ("--attention", "sdpa", "--precision", "amp-bf16", "--checkpointing", "none")
+
+
+def test_many_gpus_get_a_curve_and_one_sentence(cli: Cli, tiny: str) -> None:
+    ended = cli("plan", tiny, *MANY, *PINNED, "--link", "infiniband-hdr", "--noise-scale", "40")
+    assert ended.code == 0
+    assert "The same batch on other numbers of GPUs (nvlink in a node, infiniband-hdr between nodes; > the plan)" in ended.out
+    assert "Adding GPUs beyond" in ended.out
+    assert "Other batches on 32 GPUs" in ended.out
+    assert "With a noise scale of 40 sequences" in ended.out
+    document = json.loads(cli("plan", tiny, *MANY, *PINNED, "--json").out)
+    assert [point["gpus"] for point in document["scaling"]["points"]] == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert document["scaling"]["batches"]["noise_scale"] is None
+    assert any("100Gbit between nodes" in text for text in document["assumptions"])
+
+
+def test_a_run_tells_the_noise_scale(cli: Cli, tiny: str, tmp_path: Path) -> None:
+    ledger = next(rule.bad for rule in RULES if rule.name == "batch-beyond-noise")
+    (tmp_path / "ledger.jsonl").write_text(ledger, encoding="utf-8")
+    for given in (tmp_path, tmp_path / "ledger.jsonl"):
+        ended = cli("plan", tiny, *MANY, *PINNED, "--noise-scale", str(given), "--json")
+        assert ended.code == 0
+        assert "sequences." in ended.err
+        # 100 tokens of noise scale, in a run with 125 supervised tokens a sequence.
+        assert json.loads(ended.out)["scaling"]["batches"]["noise_scale"] == pytest.approx(100 / 125, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--noise-scale", "no-such-run"), ("--noise-scale", "0"), ("--noise-scale", "nan"), ("--link", "fast")]
+)
+def test_what_is_no_link_and_no_noise_scale_is_refused(cli: Cli, tiny: str, wrong: tuple[str, str]) -> None:
+    ended = cli("plan", tiny, *MANY, *wrong)
+    assert ended.code == 2
+    assert wrong[0] in ended.err
+    assert "Traceback" not in ended.err
 
 
 def test_nothing_fits_says_how_much_is_missing_and_what_would_do(cli: Cli, tiny: str) -> None:

@@ -57,6 +57,21 @@ def train_until_out_of_memory() -> None:
         batch *= 2
 
 
+def growth_over_shapes(shapes: int) -> int:
+    """Bytes that products in bfloat16 leave behind, each of another shape, once the first of them have been computed."""
+    import torch
+
+    from brim.machine.child import data_bytes
+
+    weight = torch.ones(512, 256, dtype=torch.bfloat16, requires_grad=True)
+    before = 0
+    for place in range(20 + shapes):
+        if place == 20:
+            before = data_bytes()
+        torch.nn.functional.linear(torch.ones(40 + place, 256, dtype=torch.bfloat16, requires_grad=True), weight).sum().backward()  # type: ignore[no-untyped-call]
+    return data_bytes() - before
+
+
 def keep(size: int) -> None:
     """A warm-up that holds memory: it belongs to the footprint, not to the budget."""
     KEPT.append(bytearray(size))

@@ -170,6 +170,11 @@ def test_the_allocator_thresholds_are_set_in_the_child_and_not_here(server: Fork
         assert name not in os.environ
 
 
+def test_products_of_ever_other_shapes_do_not_fill_the_memory(server: ForkServer) -> None:
+    """With oneDNN's own caches they leave 3 MiB each."""
+    assert server.run(tasks.growth_over_shapes, 40, preload=("torch",)).value < 40 * MIB
+
+
 def test_what_cannot_be_sent_is_refused_before_anything_starts(server: ForkServer) -> None:
     with pytest.raises(UsageError, match="cannot be sent to a child process"):
         server.run(lambda: 1)

@@ -194,6 +194,7 @@ def test_what_is_no_model_and_what_no_device_holds_is_refused(tmp_path: Path) ->
         brim.estimate(folder(tmp_path, LLAMA), gpu="t4", seq_len=10**7, micro_batch=1000)
 
 
+@pytest.mark.slow
 def test_large_models_take_little_of_the_host() -> None:
     program = (
         "import resource, brim\n"

@@ -63,6 +63,7 @@ def test_every_answer_fits_when_its_flags_are_typed_and_a_shorter_sequence_is_th
     assert missing_bytes(make_request(llama, **{**asked, "seq_len": length + 128})) > 0
 
 
+@pytest.mark.slow
 def test_a_pinned_micro_batch_that_is_too_large_is_answered_with_smaller_ones(llama: str) -> None:
     request = make_request(llama, gpu="t4", memory="8GiB", seq_len=1024, micro_batch=512, checkpointing="none")
     first = nearest_that_fit(request)[0]

@@ -59,6 +59,7 @@ def _check_each(plan: Plan, effective_batch: int) -> None:
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(effective_batch=st.integers(1, 1024), ranks=st.sampled_from([1, 2, 3, 8]))
+@pytest.mark.slow
 def test_every_configuration_shown_is_exact_fits_and_is_allowed(tiny: str, effective_batch: int, ranks: int) -> None:
     found = brim.plan(
         tiny, gpu=f"t4*{ranks}", seq_len=512, effective_batch=effective_batch, sharding="ddp" if ranks > 1 else None

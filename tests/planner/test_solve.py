@@ -31,6 +31,7 @@ def llama(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_the_largest_micro_batch_fits_and_one_more_does_not(llama: str) -> None:
     found = solve(llama, "micro-batch", gpu="1GiB", seq_len=256, checkpointing="none")
     assert found.fits
@@ -78,6 +79,7 @@ def test_positions_that_end_are_said_to_be_what_stops_it(llama: str) -> None:
     assert "positions" in found.answers[0].reason
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_the_missing_bytes_are_said(llama: str) -> None:
     for what in ("micro-batch", "seq-len"):
         found = solve(llama, what, gpu="100MiB")

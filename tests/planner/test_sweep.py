@@ -27,6 +27,7 @@ def llama(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_chatlm_on_two_cards_gives_the_effective_batches_and_steps_that_were_asked_for() -> None:
     found = sweep(
         "chatlm-mini-chinese", "32,48,64,80,96", freeze=("shared", "encoder"), gpu="rtx-3080-20gb*2", samples=5000, seq_len=256,

@@ -228,6 +228,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 def test_weights_that_are_larger_than_the_limit_before_they_are_quantised_are_no_peak(server: ForkServer) -> None:
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: nothing is quantised here")
     large = LLAMA | {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 2}

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from brim.speed.communication import ALONE, Traffic
-from brim.speed.rates import Rates
+from brim.machine.catalogue import find_gpu
+from brim.speed.communication import ALONE, Traffic, network_of, traffic
+from brim.speed.links import read_link
+from brim.speed.rates import Rates, rates_of_gpu
 from brim.speed.roofline import Roofline
 from brim.speed.step import StepSpeed
+from brim.step.cuts import cut
+from brim.workload.settings import Settings
 from tests.speed.test_roofline import DEVICES, EVERYWHERE, LENGTH, family
 
 GRADIENT_BYTES = 1e6
@@ -66,8 +71,8 @@ def test_shorter_sequences_take_less_time(rates: Rates) -> None:
 def test_what_travels_costs_time_but_partly_hides(rates: Rates) -> None:
     alone = speed(rates).step_seconds([[4, 4]])
     second = 1.0
-    for traffic, times in ((Traffic(second, 0, 0, 1), 2), (Traffic(0, second, 0, 1), 1), (Traffic(0, 0, second, 1), 1)):
-        assert alone < speed(rates, traffic).step_seconds([[4, 4]]) <= alone + times * second + 1e-9
+    for sent, times in ((Traffic(second, 0, 0, 1), 2), (Traffic(0, second, 0, 1), 1), (Traffic(0, 0, second, 1), 1)):
+        assert alone < speed(rates, sent).step_seconds([[4, 4]]) <= alone + times * second + 1e-9
     assert speed(rates, Traffic(0, 0, second, 1)).step_seconds([[4, 4]]) == pytest.approx(alone + second)
 
 
@@ -82,3 +87,33 @@ def test_the_scale_scales_everything() -> None:
     rates = DEVICES["cpu"]
     slower = speed(replace(rates, scale=3.0)).step_seconds([[4, 2]])
     assert slower == pytest.approx(3 * speed(rates).step_seconds([[4, 2]]))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    effective=st.integers(1, 300),
+    micro=st.integers(1, 16),
+    gpus=st.integers(1, 8),
+    nodes=st.integers(1, 64),
+    engine=st.sampled_from(["ddp", "zero1", "zero2", "zero3", "fsdp"]),
+)
+def test_more_gpus_never_make_the_same_configuration_faster_than_ideal(
+    effective: int, micro: int, gpus: int, nodes: int, engine: Any
+) -> None:
+    gpu = find_gpu("h100").gpu
+    rates = rates_of_gpu(gpu)
+    parameters = 50_000_000
+
+    def seconds(gpus: int, nodes: int) -> float:
+        settings_ = Settings(precision="bf16", sharding=engine, gpus=gpus, nodes=nodes)
+        network = network_of(rates, gpus, gpu=gpu, link=read_link("infiniband-ndr*8"))
+        moved = traffic(settings_, rates, parameters=parameters, trainable=parameters, network=network)
+        made = cut(effective, micro, gpus * nodes)
+        slices = made.slices or (made.micro_batch,) * made.accumulation * gpus * nodes
+        assert sum(slices) == effective
+        runs = [slices[start : start + made.accumulation] for start in range(0, len(slices), made.accumulation)]
+        parts = speed(rates, moved, 2.0 * parameters).step_parts(runs)
+        assert parts.seconds == parts.compute_seconds + parts.exposed_seconds
+        return parts.seconds
+
+    assert seconds(gpus, nodes) * gpus * nodes >= seconds(1, 1) * (1 - 1e-9)

@@ -97,7 +97,7 @@ def test_the_longest_sequences_run_first_and_a_blocked_search_gives_the_same_as_
     whole = sliced(lengths, limit)
     longest = [lengths[one].max() for one in whole]
     assert longest == sorted(longest, reverse=True)
-    monkeypatch.setattr("brim.step.slicing._PAIRS_AT_ONCE", 300)
+    monkeypatch.setattr("brim.step.slicing.PAIRS_AT_ONCE", 300)
     assert [one.tolist() for one in sliced(lengths, limit)] == [one.tolist() for one in whole]
 
 

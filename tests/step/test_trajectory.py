@@ -257,6 +257,7 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(lab: Lab, reference
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.slow
 def test_two_ranks_take_the_steps_of_one_from_the_start_and_in_the_middle_of_its_run(
     two_ranks: Lab, reference: Trajectory, way: Way
 ) -> None:

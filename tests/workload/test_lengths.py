@@ -198,6 +198,7 @@ def test_a_tokenizer_that_cannot_be_loaded_is_one_clear_error(tmp_path: Path) ->
 
 
 @needs_data
+@pytest.mark.slow
 def test_the_guess_agrees_with_a_vocabulary_trained_on_other_rows_of_the_same_data() -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from brim.errors import UsageError
-from brim.workload.reading import read_rows
+from brim.workload.reading import Rows, read_rows
 
 ROWS = [{"prompt": "What is 1 + 1?", "response": "2"}, {"prompt": "你好\n吗", "response": 'say "hi", \u2028 or not'}]
 
@@ -96,6 +96,58 @@ def test_a_folder_gives_all_its_files_in_order_and_the_training_split_where_ther
     write(tmp_path / "data" / "train-00000-of-00001.parquet")
     write(tmp_path / "data" / "test-00000-of-00001.parquet")
     assert list(read_rows(tmp_path)) == ROWS
+
+
+@pytest.mark.parametrize(
+    ("names", "read"),
+    [
+        (["hotel.jsonl", "trainstation.jsonl"], ["hotel.jsonl", "trainstation.jsonl"]),
+        (["a.jsonl", "trainer_state.json", "config.json", "tokenizer_config.json"], ["a.jsonl"]),
+        (["data.jsonl", "test.jsonl", "x/validation-0.jsonl", "latest.jsonl"], ["data.jsonl", "latest.jsonl"]),
+        (["train.jsonl", "training_2.jsonl", "train_dev.jsonl", "y.jsonl"], ["train.jsonl", "training_2.jsonl"]),
+        (["test/train.jsonl", "train/x.jsonl"], ["train/x.jsonl"]),
+        (["test.jsonl"], ["test.jsonl"]),
+        (["a.txt", "config.json", "vocab.txt"], ["a.txt"]),
+    ],
+    ids=["no whole word", "files of a model", "tests without a train", "both words", "folders", "only a test", "texts"],
+)
+def test_of_a_folder_what_is_named_for_training_is_read_and_never_a_test_beside_it(
+    tmp_path: Path, names: list[str], read: list[str]
+) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"text": "a"}\n')
+    assert [str(file.relative_to(tmp_path)) for file in Rows(tmp_path).files] == read
+
+
+def test_what_of_a_folder_is_passed_over_is_known_by_its_kind(tmp_path: Path) -> None:
+    for name in (
+        "train.jsonl",
+        "b.tsv",
+        "c.tsv",
+        "d.csv.gz",
+        "notes.txt",
+        "config.json",
+        "test.csv",
+        "y.jsonl",
+        "README.md",
+        ".x",
+    ):
+        (tmp_path / name).write_text("x")
+    assert Rows(tmp_path).passed_over == (".tsv", "config.json", ".csv.gz", ".txt", "test", "y.jsonl")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]},
+        {"prompt": "a", "response": "b", "tags": ["x", "y"], "history": []},
+    ],
+    ids=["messages", "lists beside the columns"],
+)
+def test_an_object_that_is_a_row_itself_is_that_row(tmp_path: Path, row: dict[str, object]) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(row, indent=1))
+    assert list(read_rows(tmp_path / "a.json")) == [row]
 
 
 def test_what_datasets_saved_is_read_without_importing_datasets(tmp_path: Path) -> None:

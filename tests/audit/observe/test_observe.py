@@ -280,12 +280,14 @@ def test_the_commands_surroundings_are_ours_and_two_names_more(tmp_path: Path) -
     assert os.pathsep not in surroundings(tmp_path, {"PYTHONPATH": ""})["PYTHONPATH"]
 
 
+@pytest.mark.slow
 def test_a_script_that_closes_files_it_never_opened_keeps_its_own_clean(tmp_path: Path) -> None:
     found = watched(tmp_path, "odd.py", "closes", str(tmp_path / "mine"))
     assert (found.exit_code, found.steps) == (0, 3)
     assert (tmp_path / "mine").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_a_folder_that_vanishes_costs_the_record_and_not_the_exit_code(tmp_path: Path) -> None:
     found = watched(tmp_path, "odd.py", "removes", str(tmp_path / "run"))
     assert found.exit_code == 7
@@ -298,6 +300,7 @@ def test_an_argument_that_is_no_text_is_told_with_question_marks(tmp_path: Path)
     assert Observation.read(tmp_path / "run" / "observation.json") == found
 
 
+@pytest.mark.slow
 def test_of_several_calls_for_one_backward_one_is_counted_and_nobody_is_accused(tmp_path: Path) -> None:
     found = watched(tmp_path, "odd.py", "sides", effective_batch=9)
     batch = found.in_force

@@ -166,6 +166,41 @@ def test_zero3_steps_through_its_part_in_groups(monkeypatch: pytest.MonkeyPatch)
     assert in_step(_sharded("full", "zero3")) < whole
 
 
+def _of(trace: Trace, operator: str) -> list[int]:
+    return [birth.size for birth in trace.births if birth.operator == operator]
+
+
+def test_a_rank_of_zero_keeps_the_whole_gradient_of_a_parameter_that_its_part_only_touches() -> None:
+    trained = [parameter.size for parameter in read(_trace("full")).trainable]
+    for sharding in ("zero1", "zero2"):
+        room = sum(_of(_sharded("full", sharding, 64), "zero:gradients")) // 2  # two steps
+        assert room >= max(trained) > sum(trained) // 64
+
+
+def test_zero_steps_on_one_tensor_and_holds_no_other_parameters_temporaries() -> None:
+    # The loop over parameters still has the last one's result when it computes the next one's; one flat tensor has no last one.
+    trained = sum(parameter.size for parameter in read(_trace("loop")).trainable)
+    for sharding in ("zero1", "zero2", "zero3"):
+        assert _of(_sharded("loop", sharding, 2), "zero:step") == [trained // 2 * 2] * 2
+
+
+def test_zero3_gives_back_at_once_what_backward_does_not_reach() -> None:
+    def at_the_end_of_forward(name: str) -> int:
+        new = _sharded(name, "zero3")
+        live = 0
+        for event, place in zip(new.events, new.event_places, strict=True):
+            if new.places[place].phase == "backward":
+                break
+            number = event if event >= 0 else ~event
+            if new.births[number].operator == "zero:gather":
+                live += new.births[number].size if event >= 0 else -new.births[number].size
+        return live
+
+    parameters = [each for each in read(_trace("frozen first layers")).parameters if each.elements > 10 * 64]
+    assert at_the_end_of_forward("full") == sum(each.size for each in parameters)
+    assert at_the_end_of_forward("frozen first layers") == sum(each.size for each in parameters if each.stage > 2)
+
+
 def _packed(splits_packed: bool) -> tuple[dict[int, int], dict[int, int]]:
     """Bytes of what is kept in bytes, before and after FSDP2."""
     before = {each.number: each.size for each in read(_trace("qlora")).parameters if each.item_bytes == 1}

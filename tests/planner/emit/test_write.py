@@ -14,7 +14,7 @@ from tests.planner.emit.plans import LORA, PLANS, make_plan, without_best
 
 FIRST = {
     "transformers": "training_arguments.py", "accelerate": "accelerate.yaml", "deepspeed": "deepspeed.json", "trl": "trl_sft.yaml",
-    "axolotl": "axolotl.yaml", "llama-factory": "llama_factory.yaml", "torchrun": "torchrun.sh",
+    "axolotl": "axolotl.yaml", "llama-factory": "llama_factory.yaml", "torchrun": "torchrun.sh", "slurm": "slurm.sh",
 }  # fmt: skip
 
 

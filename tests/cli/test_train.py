@@ -1,0 +1,209 @@
+"""`brim train`, as a person runs it: from a model folder and a data file to a model that loads in plain transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from brim.errors import UsageError
+from brim.records import RunCard, TrainingResult
+from brim.step.checker import check_ledger
+from brim.step.ledger import read_ledger
+from brim.trainer import train
+from brim.trainer.words import product
+from brim.workload.embedded import data_file, write_model
+from tests.conftest import Cli, Finished, once
+
+QUICK = ("--device", "cpu", "--workers", "0", "--no-probe", "--no-verify", "--precision", "fp32")
+
+
+@pytest.fixture(scope="session")
+def model(shared: Path) -> Path:
+    folder = shared / "embedded-model"
+    once(folder, lambda: write_model(folder / "model"))
+    return folder / "model"
+
+
+@pytest.fixture(scope="session")
+def rows(shared: Path) -> Path:
+    """The first rows of the embedded data."""
+    folder = shared / "embedded-rows"
+
+    def write() -> None:
+        lines = data_file().read_text(encoding="utf-8").splitlines(keepends=True)
+        (folder / "rows.jsonl").write_text("".join(lines[:72]), encoding="utf-8")
+
+    once(folder, write)
+    return folder / "rows.jsonl"
+
+
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def result_of(ended: Finished) -> TrainingResult:
+    assert ended.code == 0, ended.err
+    return TrainingResult.from_json(ended.out)
+
+
+def losses(folder: Path) -> list[float]:
+    return [entry.loss or 0.0 for entry in read_ledger(folder / "ledger.jsonl").steps]
+
+
+def ids(folder: Path) -> list[list[int]]:
+    return [sorted(entry.sequence_ids) for entry in read_ledger(folder / "ledger.jsonl").steps]
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_whole_way_under_a_hard_limit_and_on_with_another(model: Path, rows: Path, tmp_path: Path, cli: Cli) -> None:
+    folder = tmp_path / "run"
+    asked = (
+        "train",
+        str(model),
+        "--data",
+        str(rows),
+        "--effective-batch",
+        "16",
+        "--eval-split",
+        "8",
+        "--learning-rate",
+        "2e-3",
+        *QUICK,
+    )
+    ended = cli(*asked, "--max-steps", "3", "--memory", "120MiB", "-o", str(folder), "--json")
+    result = result_of(ended)
+    assert result.finished
+    assert result.promise_kept
+    assert (result.steps, result.effective_batch) == (3, 16)
+    assert result.last_loss is not None
+    assert result.first_loss is not None
+    assert result.last_loss < result.first_loss
+    assert result.evaluation is not None
+    assert result.evaluation.sequences == 8
+    assert Path(result.report).is_file()
+    card = RunCard.read(folder / "run.json")
+    for words in ("Effective batch", product(card), "in the training process, no workers", "the limit is hard"):
+        assert words in ended.err
+    assert not check_ledger(read_ledger(folder / "ledger.jsonl"))
+    _loads_in_plain_transformers(folder, model)
+    assert card.command[:3] == ("brim", "train", str(model))
+    assert card.options.eval_split == 8
+
+    taken = ids(folder)
+    again = cli("train", "--resume", str(folder), "--memory", "300MiB", "--max-steps", "5")
+    assert again.code == 0, again.err
+    assert "kept: 5 of 5 steps" in again.out
+    assert ids(folder)[:3] == taken
+    assert len(losses(folder)) == 5
+
+    before = (folder / "model.safetensors").read_bytes()
+    finished = cli("train", "--resume", str(folder))
+    assert finished.code == 0
+    assert "This run is finished" in finished.err
+    assert (folder / "model.safetensors").read_bytes() == before
+    fewer = cli("train", "--resume", str(folder), "--max-steps", "4")
+    assert fewer.code == 2
+    assert "has taken 5 steps already" in fewer.err
+    refused = cli("train", "--resume", str(folder), "--seed", "7")
+    assert refused.code == 2
+    assert "would make its steps other ones" in refused.err
+    busy = cli(*asked, "-o", str(folder))
+    assert busy.code == 2
+    assert f"brim train --resume {folder}" in busy.err
+
+
+def _loads_in_plain_transformers(folder: Path, before: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    trained = AutoModelForCausalLM.from_pretrained(folder)
+    base = AutoModelForCausalLM.from_pretrained(before)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert not torch.equal(trained.get_parameter(name), base.get_parameter(name))
+    tokenizer: Any = AutoTokenizer
+    assert tokenizer.from_pretrained(folder)("2 + 2")["input_ids"]
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_dry_run_shows_everything_and_writes_nothing(model: Path, rows: Path, tmp_path: Path, cli: Cli) -> None:
+    folder = tmp_path / "run"
+    ended = cli("train", str(model), "--data", str(rows), "--device", "cpu", "--memory", "160MiB", "--dry-run", "-o", str(folder))
+    assert ended.code == 0, ended.err
+    for words in (
+        "Nothing was started",
+        "Effective batch 32: none was given.",
+        "their sum does not",
+        "At the peak",
+        str(folder),
+    ):
+        assert words in ended.out
+    assert not folder.exists()
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_what_cannot_come_true_is_said_in_the_banner(model: Path, rows: Path, tmp_path: Path, cli: Cli) -> None:
+    ended = cli(
+        "train", str(model), "--data", str(rows), *QUICK, "--effective-batch", "100", "--warmup", "50", "--dry-run", "-o",
+        str(tmp_path / "run"),
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    first = ended.out.splitlines()[1]
+    assert "Not in force" in first
+    assert "there are 72 sequences to train on" in first
+    assert "Warm-up takes 50 steps, and there are 1" in ended.out
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_pinned_micro_batch_that_does_not_fit_is_refused_with_its_bytes(
+    model: Path, rows: Path, tmp_path: Path, cli: Cli
+) -> None:
+    folder = tmp_path / "run"
+    ended = cli(
+        "train", str(model), "--data", str(rows), "--micro-batch", "32", "--memory", "100MiB", *QUICK, "-o", str(folder)
+    )  # fmt: skip
+    assert ended.code == 1
+    assert "--micro-batch 32 needs" in ended.err
+    assert "MiB as predicted, and 100 MiB may be taken: nothing was started." in ended.err
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--max-length", "8", "--seq-len", "8"), "the same thing"),
+        (("--probe", "x", "--no-probe"), "contradict"),
+        (("--columns", "question"), "source=COLUMN,target=COLUMN"),
+        (("--sharding", "fsdp"), "--gpus N"),
+        (("--plan", "nowhere.json"), "nowhere.json"),
+        (("--epochs", "0"), "--epochs"),
+        (("--precision", "amp-fp16"), "needs a GPU"),
+        (("--report-to", "nothing"), "transformers reports to"),
+        (("--micro-batch", "7", "--effective-batch", "3"), "is more than a step has"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_wrong_wish_is_told_before_anything_is_written(
+    words: tuple[str, ...], told: str, model: Path, rows: Path, tmp_path: Path, cli: Cli
+) -> None:
+    ended = cli("train", str(model), "--data", str(rows), *words, "-o", str(tmp_path / "run"), "--device", "cpu")
+    assert ended.code == 2
+    assert told in ended.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_trainings_in_one_folder_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "_LOCK_SECONDS", 0.2)
+    with train.only_one(tmp_path / "run"), pytest.raises(UsageError, match="is at work in"), train.only_one(tmp_path / "run"):
+        pass
+    with train.only_one(tmp_path / "run"):
+        pass
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_it_takes_is_in_the_help(cli: Cli) -> None:
+    said = cli("train", "--help").out
+    for flag in ("--resume DIR", "--dry-run", "--effective-batch", "--eval-split", "--no-verify", "--max-bad"):
+        assert flag in said
