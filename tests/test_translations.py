@@ -34,7 +34,6 @@ CHINESE: Final = re.compile(r"[\u4e00-\u9fff]")
 # Names that a Chinese engineer writes in English too, and sentences that are nothing but placeholders.
 SAME_IN_BOTH: Final = {
     "{micro} × {accumulation} (gradient accumulation) = {effective}",
-    "{path}: {message}",
     "{place}: {fault}.",
     "{place}: {message}",
     "{verdict}: {limit}",

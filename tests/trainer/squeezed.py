@@ -1,5 +1,5 @@
 """A worker that is really short of memory once: on one rank, at one step, in one phase. `BRIM_TEST_SQUEEZE=rank:step:phase`; the phase
-`killed` kills it there instead.
+`killed` kills it there instead, and `saving` in the middle of the checkpoint of that step.
 
 Just before that phase the limit of the process falls to what it holds, so that torch's own allocation fails. Where the run goes on in this
 process, the next forward finds the memory as it was; where it is started anew, it happens only once, which a file remembers.
@@ -77,7 +77,19 @@ class Moment:
                 optimizer.step = MethodType(squeezed, optimizer)
             return optimizer
 
-        trainer.compute_loss, trainer.make_optimizer = compute_loss, make_optimizer
+        save = trainer._save_optimizer_and_scheduler
+
+        def save_state(folder: str) -> None:
+            if self._phase == "saving" and trainer.state.global_step == self._step and not self._file.exists():
+                self._file.write_text(self._phase, encoding="utf-8")
+                os.kill(os.getpid(), signal.SIGKILL)
+            save(folder)
+
+        trainer.compute_loss, trainer.make_optimizer, trainer._save_optimizer_and_scheduler = (
+            compute_loss,
+            make_optimizer,
+            save_state,
+        )
 
     def _squeeze(self) -> None:
         if self._trainer.state.global_step + 1 != self._step or self._file.exists():

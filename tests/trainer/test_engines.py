@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,8 @@ from tests.trainer import squeezed
 
 ROOT = Path(__file__).parents[2]
 STEPS, BATCH = 6, 13
+BOUND_SECONDS = 60.0
+"""Within which all ranks are gone after one of them has failed."""
 ENGINES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
 slow = pytest.mark.slow
 pytestmark = pytest.mark.timeout(240)
@@ -152,14 +157,18 @@ def test_out_of_memory_on_one_rank_of_a_sharded_model_starts_all_anew_with_small
 ) -> None:
     _need(sharding)
     monkeypatch.setenv(squeezed.VARIABLE, where)
-    said: list[str] = []
-    result = train(model, tmp_path / "run", gpus=2, sharding=sharding, worker="tests.trainer.squeezed", say=said.append)
+    said: dict[str, float] = {}
+    result = train(
+        model, tmp_path / "run", gpus=2, sharding=sharding, worker="tests.trainer.squeezed",
+        say=lambda sentence: said.update({sentence: time.time()}),
+    )  # fmt: skip
     assert result.finished
     is_like(tmp_path / "run", alone)
     rank, step, phase = where.split(":")
     lesson = Lessons.of(tmp_path / "run").lessons[0]
     assert (lesson.rank, lesson.step, lesson.phase) == (int(rank), int(step), phase)
-    assert any("They start again from the last checkpoint" in sentence for sentence in said)
+    started_again = next(at for sentence, at in said.items() if "They start again from the last checkpoint" in sentence)
+    assert started_again - squeezed_at(tmp_path / "run") < BOUND_SECONDS
     if lesson.shape[0] == 1:
         return
     after = [
@@ -194,6 +203,7 @@ def test_out_of_memory_in_the_optimizer_ends_the_run_and_leaves_the_last_checkpo
     monkeypatch.setenv(squeezed.VARIABLE, "1:4:optimizer")
     with pytest.raises(OutOfMemoryError, match="in the optimizer's step") as caught:
         train(model, tmp_path / "run", gpus=2, sharding=sharding, worker="tests.trainer.squeezed")
+    assert time.time() - squeezed_at(tmp_path / "run") < BOUND_SECONDS
     assert "checkpoint-2" in str(caught.value.hint)
     assert [damage_of(path) for path in checkpoints(tmp_path / "run")] == [None]
     assert train(None, tmp_path / "run", gpus=2, sharding=sharding).finished
@@ -211,10 +221,64 @@ def test_a_rank_that_is_killed_ends_the_others_and_fewer_ranks_go_on(
     monkeypatch.setenv(squeezed.VARIABLE, f"{victim}:5:killed")
     with pytest.raises(BrimError, match=rf"Rank {victim} ended without a word") as caught:
         train(model, folder, gpus=3, sharding=sharding, worker="tests.trainer.squeezed")
+    assert time.time() - squeezed_at(folder) < BOUND_SECONDS
     assert f"--resume {folder}" in str(caught.value.hint)
     assert not _ranks_of(folder)
     assert train(None, folder, gpus=2, sharding=sharding).finished
     is_like(folder, alone)
+
+
+@slow
+@pytest.mark.parametrize(("sharding", "victim"), [("ddp", 0), ("fsdp", 0), ("fsdp", 1), ("zero1", 0), ("zero3", 1)])
+def test_a_rank_that_is_killed_while_it_saves_leaves_the_checkpoint_before(
+    model: Path, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharding: str, victim: int
+) -> None:
+    _need(sharding)
+    folder = tmp_path / "run"
+    monkeypatch.setenv(squeezed.VARIABLE, f"{victim}:4:saving")
+    with pytest.raises(BrimError, match=rf"Rank {victim} ended without a word"):
+        train(model, folder, gpus=2, sharding=sharding, worker="tests.trainer.squeezed")
+    assert time.time() - squeezed_at(folder) < BOUND_SECONDS
+    assert [path.name for path in checkpoints(folder)] == ["checkpoint-2"]
+    assert [damage_of(path) for path in checkpoints(folder)] == [None]
+    assert train(None, folder, gpus=2, sharding=sharding).finished
+    is_like(folder, alone)
+
+
+@slow
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp", "zero2", "zero3"])
+def test_a_full_disk_costs_a_sharded_run_its_last_steps_and_no_checkpoint(
+    model: Path, alone: Path, small_disk: Path, sharding: str
+) -> None:
+    """The disk holds one checkpoint and no second one."""
+    _need(sharding)
+    folder = small_disk / "run"
+    with pytest.raises(BrimError, match="The run ended unsaved") as caught:
+        train(model, folder, gpus=2, sharding=sharding)
+    assert "has" in caught.value.message
+    assert "free" in caught.value.message
+    assert f"--resume {folder}" in str(caught.value.hint)
+    assert [(path.name, damage_of(path)) for path in checkpoints(folder)] == [("checkpoint-2", None)]
+    subprocess.run(["mount", "-o", "remount,size=200m", str(small_disk)], check=True)
+    assert train(None, folder, gpus=2, sharding=sharding).finished
+    is_like(folder, alone)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Twenty MiB, for real: a checkpoint of the embedded model takes twelve."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("A small file system cannot be mounted here: that needs root, and a container that allows it.")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def squeezed_at(folder: Path) -> float:
+    """When the moment came."""
+    return (folder / "squeezed").stat().st_mtime
 
 
 def _ranks_of(folder: Path) -> list[int]:

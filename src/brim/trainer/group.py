@@ -39,7 +39,8 @@ MOST_STARTS: Final = 8
 ACCELERATE_FILE: Final = "accelerate.yaml"
 _LOOPBACK: Final = "127.0.0.1"
 _LOOK_SECONDS: Final = 0.2
-_JOIN_SECONDS: Final = 4 * 3600
+_JOIN_SECONDS: Final = 900
+"""For the launchers of all machines to meet, once the run is prepared (`doorway.py`)."""
 _HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -73,7 +74,6 @@ class Group:
             assert self.rendezvous is not None
             # Static: c10d would number the machines by their names, and --memory and --speeds are told by rank.
             where += ["--rdzv-backend", "static", "--rdzv-endpoint", self.rendezvous, "--node-rank", str(self.node_rank)]
-            # The others wait while the first machine prepares.
             where += ["--rdzv-id", folder.name, "--rdzv-conf", f"timeout={_JOIN_SECONDS}"]
         return ["torchrun", *where, *program]
 

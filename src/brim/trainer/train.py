@@ -23,6 +23,7 @@ from brim.trainer.request import LEDGER_FILE, RUN_FILE, TrainRequest, read_reque
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from brim.trainer.doorway import Door
     from brim.trainer.group import Group
 
 RUNS_FOLDER = "brim-runs"
@@ -52,6 +53,7 @@ def train(
     gets the remarks on the way, `before` the card of what is in force, before the first step.
     """
     from brim.trainer.crew import as_planned, crew_of, group_of
+    from brim.trainer.doorway import door_of
 
     world = World.of_environment()
     if resume is None and world.starts_before and output is not None and (Path(output) / RUN_FILE).is_file():
@@ -66,8 +68,8 @@ def train(
 
         return train_together(request, folder, say or _silence, before)
     if group is not None and group.node_rank > 0:
-        return _join(folder, group, worker, say or _silence)
-    with only_one(folder):
+        return _join(request, folder, group, worker, say or _silence)
+    with only_one(folder), door_of(group) as door:
         done = done_already(request, folder)
         if done is not None:
             (say or _silence)(_("This run is finished: there is nothing left to train."))
@@ -79,7 +81,7 @@ def train(
         if request.dry_run:
             return _nothing_yet(folder, prepared.card)
         if group is not None:
-            return _train_group(folder, prepared, group, worker, say or _silence)
+            return _train_group(folder, prepared, group, worker, say or _silence, door)
         return _train_alone(folder, prepared, worker)
 
 
@@ -104,18 +106,26 @@ def _train_alone(folder: Path, prepared: Any, worker: str) -> TrainingResult:
     return result_of(folder, stopped_by=ended.stopped_by, finished=ended.finished)
 
 
-def _train_group(folder: Path, prepared: Any, group: Group, worker: str, say: Say) -> TrainingResult:
+def _train_group(folder: Path, prepared: Any, group: Group, worker: str, say: Say, door: Door | None) -> TrainingResult:
     from brim.trainer.group import train_in_group
 
     with written(folder, prepared):
+        if door is not None:
+            door.open()
         ended = train_in_group(folder, group, module=worker, say=say)
     return result_of(folder, stopped_by=ended.stopped_by, finished=ended.finished)
 
 
-def _join(folder: Path, group: Group, worker: str, say: Say) -> TrainingResult:
+def _join(request: TrainRequest, folder: Path, group: Group, worker: str, say: Say) -> TrainingResult:
     """Another machine of a run: the first one prepares it, and ranks meet when that is done."""
+    from brim.trainer.doorway import knock
     from brim.trainer.group import train_in_group
 
+    if request.dry_run:
+        raise UsageError(_("--dry-run is for the first machine: the others do as it does."))
+    if not knock(group, say):
+        say(_("This run is finished: there is nothing left to train."))
+        return result_of(folder, stopped_by=None, finished=True)
     ended = train_in_group(folder, group, module=worker, say=say)
     return result_of(folder, stopped_by=ended.stopped_by, finished=ended.finished)
 

@@ -61,6 +61,12 @@ class Document:
         if self._text.startswith("\ufeff"):
             self._at = self._counted = 1
 
+    @property
+    def line(self) -> int:
+        """On which the next value begins."""
+        self.peek()
+        return self._line_of(self._at)
+
     def peek(self) -> str:
         """The next character that is no blank; nothing at the end."""
         while True:
@@ -82,8 +88,7 @@ class Document:
 
     def value(self) -> Value:
         """The next value, whole."""
-        self.peek()
-        line = self._line_of(self._at)
+        line = self.line
         while True:
             try:
                 found, end = _DECODE(self._text, self._at)

@@ -89,8 +89,6 @@ def told_as_ours(path: Path) -> Iterator[None]:
         fault, hint = (_no_json(error.why), None) if error.is_text else (_("this is not UTF-8 text"), _save_as_utf8())
         place = Found(path, "line", error.line, None).place()
         raise UsageError(_("{place}: {fault}.").format(place=place, fault=fault), hint=hint) from error
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UsageError(_("{path} is not a complete gzip file: {why}.").format(path=path, why=_one_line(error))) from error
     except OSError as error:
         raise UsageError(_("Cannot read {path}: {why}.").format(path=path, why=error.strerror or _one_line(error))) from error
 
@@ -146,8 +144,10 @@ class _Line(NamedTuple):
 
 def _lines(path: Path, meter: Meter) -> Iterator[_Line]:
     """Every line. Read as bytes: only so is it known which one is not UTF-8."""
+    number = 0
     with _opened(path, meter) as file:
-        for number, raw in enumerate(file, 1):
+        while raw := _next_line(path, file, number + 1):
+            number += 1
             meter.read_bytes += len(raw)
             try:
                 text, fault = raw.decode("utf-8"), ""
@@ -155,6 +155,16 @@ def _lines(path: Path, meter: Meter) -> Iterator[_Line]:
                 text = raw.decode("utf-8", "replace")
                 fault = _("this is not UTF-8 text (byte {byte})").format(byte=error.start + 1)
             yield _Line(number, text.removeprefix(_BOM) if number == 1 else text, fault)
+
+
+def _next_line(path: Path, file: BinaryIO, number: int) -> bytes:
+    try:
+        return file.readline()
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        place = Found(path, "line", number, None).place()
+        raise UsageError(
+            _("{place}: this is not a complete gzip file: {why}.").format(place=place, why=_one_line(error))
+        ) from error
 
 
 def _json_lines(path: Path, meter: Meter) -> Iterator[Found]:
@@ -188,7 +198,8 @@ def _json(path: Path, meter: Meter) -> Iterator[Found]:
         elif first == "{":
             yield from _rows_of_object(path, document)
         elif first:
-            yield Found(path, "file", 0, None, _no_object(document.value().value))
+            line, value, _is_text = document.value()
+            yield Found(path, "line", line, None, _no_object(value))
         document.end()
 
 
@@ -245,13 +256,14 @@ def _element(path: Path, number: int, value: Value, *, is_alone: bool) -> Found:
 def _rows_of_object(path: Path, document: Document) -> Iterator[Found]:
     """The list in an object, looked for before: a second list may stand behind it, and then nobody knows which one is meant."""
     with path.open("rb") as stream:
-        lists, rest = _members(Document(stream))
+        lists, rest, line = _members(Document(stream))
     if not lists or fits_itself({**rest, **lists}):
         yield _element(path, 1, document.value(), is_alone=True)
         return
     if len(lists) > 1:
-        text = _("{path} holds several lists ({names}), and brim cannot tell which one has the rows.")
-        raise UsageError(text.format(path=path, names=", ".join(lists)), hint=_("Save the rows as one list, or as JSON lines."))
+        text = _("{place}: this is one more of several lists ({names}), and brim cannot tell which one has the rows.")
+        place = Found(path, "line", line, None).place()
+        raise UsageError(text.format(place=place, names=", ".join(lists)), hint=_("Save the rows as one list, or as JSON lines."))
     for _name in document.names():
         if document.peek() == "[":
             yield from _elements(path, document)
@@ -259,18 +271,20 @@ def _rows_of_object(path: Path, document: Document) -> Iterator[Found]:
             document.value()
 
 
-def _members(document: Document) -> tuple[dict[str, list[Any]], Row]:
-    """The lists, of which only the first value is kept, and everything else."""
+def _members(document: Document) -> tuple[dict[str, list[Any]], Row, int]:
+    """The lists, of which only the first value is kept; everything else; and the line on which the last list begins."""
     lists: dict[str, list[Any]] = {}
     rest: Row = {}
+    line = 0
     for name in document.names():
         if document.peek() == "[":
+            line = document.line
             lists[name] = []
             for value in document.elements():
                 lists[name] = lists[name] or [value.value]
         else:
             rest[name] = document.value().value
-    return lists, rest
+    return lists, rest, line
 
 
 def _csv(path: Path, meter: Meter) -> Iterator[Found]:

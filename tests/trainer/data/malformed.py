@@ -1,4 +1,4 @@
-"""Sixty data files with one fault each: every format, every kind of fault, where it is told and a word of how."""
+"""A hundred data files with one fault each: every format, every kind of fault, where it is told and a word of how."""
 
 from __future__ import annotations
 
@@ -136,13 +136,31 @@ _JSONL = [
     Malformed("empty answer", "a.jsonl", _lines(GOOD, _changed(response=" \n")), "line 2", "answer is empty"),
     Malformed("bad first row", "a.jsonl", _lines({"colour": "red"}, GOOD), "line 1", "prompt is missing"),
     Malformed("unknown columns", "a.jsonl", _lines({"colour": "red"}), "line 1", "none that brim understands"),
-    Malformed("no column of that name", "a.jsonl", _GOOD, "", "no row has the column 'question'",
+    Malformed("no column of that name", "a.jsonl", _GOOD, "line 1", "no row has the column 'question'",
               columns={"source": "question", "target": "response"}),
     Malformed("no rows", "a.jsonl", b"\n \n", "", "holds no rows"),
     Malformed("empty text", "a.jsonl", _lines({"text": "a stone"}, {"text": "  "}), "line 2", "text is empty"),
-    Malformed("text for seq2seq", "a.jsonl", _lines({"text": "a stone"}), "", "needs a source and a target", **_SEQ),
-    Malformed("half a gzip file", "a.jsonl.gz", gzip.compress(_GOOD * 500, mtime=0)[:-9], "", "not a complete gzip"),
-    Malformed("no gzip file", "a.jsonl.gz", _GOOD, "", "not a complete gzip"),
+    Malformed("text for seq2seq", "a.jsonl", _lines({"text": "a stone"}), "line 1", "needs a source and a target", **_SEQ),
+    Malformed("half a gzip file", "a.jsonl.gz", gzip.compress(_GOOD * 500, mtime=0)[:-9], "line ", "not a complete gzip"),
+    Malformed("no gzip file", "a.jsonl.gz", _GOOD, "line 1", "not a complete gzip"),
+    Malformed("a control sign in a string", "a.jsonl", _lines(GOOD, b'{"prompt": "a\x01b", "response": "c"}\n'), "line 2", "not JSON"),
+    Malformed("a zero byte", "a.jsonl", _lines(GOOD, b'\x00\n', GOOD), "line 2", "not JSON"),
+    Malformed("Python's words", "a.jsonl", _lines(GOOD, b'{"prompt": None, "response": "b"}\n'), "line 2", "not JSON"),
+    Malformed("a comment", "a.jsonl", _lines(b"# prompts and answers\n", GOOD), "line 1", "not JSON"),
+    Malformed("a wrong escape", "a.jsonl", _lines(GOOD, b'{"prompt": "C:\\data", "response": "b"}\n'), "line 2", "not JSON"),
+    Malformed("a number too long", "a.jsonl", _lines(GOOD, b'{"prompt": ' + b"9" * 5000 + b', "response": "b"}\n'), "line 2", "not JSON"),
+    Malformed("a conflict of git", "a.jsonl", _lines(GOOD, b"<<<<<<< HEAD\n", GOOD), "line 2", "not JSON"),
+    Malformed("a row over two lines", "a.jsonl", _lines(GOOD, b'{"prompt": "a",\n "response": "b"}\n'), "line 2", "not JSON"),
+    Malformed("empty target", "a.jsonl", _lines({"source": "a", "target": "b"}, {"source": "a", "target": ""}), "line 2",
+              "answer is empty", **_SEQ),
+    Malformed("a list for a class", "a.jsonl", _lines({"text": "a", "label": "b"}, {"text": "a", "label": ["b"]}), "line 2",
+              "a word or a whole number", **_CLASS),
+    Malformed("a class is null", "a.jsonl", _lines({"text": "a", "label": "b"}, {"text": "a", "label": None}), "line 2",
+              "label is null", **_CLASS),
+    Malformed("another spelling of a column", "a.jsonl", _lines(GOOD, {"Prompt": "a", "response": "b"}), "line 2", "prompt is missing"),
+    Malformed("not a number", "a.jsonl", _lines(GOOD, b'{"prompt": NaN, "response": "b"}\n'), "line 2", "holds no text: NaN"),
+    Malformed("a page of the web", "a.jsonl", b"<!DOCTYPE html>\n<html>\n", "line 1", "not JSON"),
+    Malformed("a pointer of Git LFS", "a.jsonl", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "line 1", "not JSON"),
     Malformed("bad line in gzip", "a.jsonl.gz", gzip.compress(_lines(GOOD, b"{\n"), mtime=0), "line 2", "not JSON"),
 ]  # fmt: skip
 
@@ -153,6 +171,14 @@ _CHATS = [
     Malformed("no messages", "c.jsonl", _lines(_messages(*CHAT), _messages()), "line 2", "no messages"),
     Malformed("a silent assistant", "c.jsonl", _lines(_messages(*CHAT), _messages(CHAT[0], {**CHAT[1], "content": ""})),
               "line 2", "answer is empty"),
+    Malformed("a word among messages", "c.jsonl", _lines(_messages(*CHAT), _messages("hi", *CHAT)), "line 2", "no list of messages"),
+    Malformed("a role that is a number", "c.jsonl", _lines(_messages(*CHAT), _messages({**CHAT[0], "role": 1}, CHAT[1])), "line 2",
+              "neither role nor from"),
+    Malformed("a number of contents", "c.jsonl", _lines(_messages(*CHAT), _messages(CHAT[0], {**CHAT[1], "content": [1]})), "line 2",
+              "holds no text"),
+    Malformed("messages are missing", "c.jsonl", _lines(_messages(*CHAT), {"id": 7}), "line 2", "messages is missing"),
+    Malformed("turns without a word", "c.jsonl", _lines({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+              {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": " "}]}), "line 2", "answer is empty"),
     Malformed("a tool is called", "c.jsonl", _lines(_messages(*CHAT), _messages(*CHAT, {**CHAT[1], "tool_calls": [{"id": 1}]})),
               "line 2", "calls a tool"),
     Malformed("tools are offered", "c.jsonl", _lines(_messages(*CHAT), {**_messages(*CHAT), "tools": [{"type": "function"}]}),
@@ -167,8 +193,8 @@ _JSON = [
     Malformed("a word among rows", "a.json", _document(GOOD, "word"), "line 3", "must be an object"),
     Malformed("a bad row of one line", "a.json", json.dumps([GOOD, GOOD, 7]).encode(), "row 3", "must be an object"),
     Malformed("latin 1 in a list", "a.json", _document(GOOD, b'{"prompt": "caf\xe9", "response": "b"}'), "line 3", "not UTF-8"),
-    Malformed("two lists", "a.json", b'{"a": [1], "b": [2]}', "", "several lists"),
-    Malformed("only a word", "a.json", b'"text"', "", "must be an object"),
+    Malformed("two lists", "a.json", b'{"a": [1],\n "b": [2]}', "line 2", "several lists"),
+    Malformed("only a word", "a.json", b'\n"text"', "line 2", "must be an object"),
     Malformed("bad row in a wrapped list", "a.json", b'{"v": 1, "data":\n' + _document(GOOD, {"prompt": "a"}) + b"}", "line 4",
               "response is missing"),
     Malformed("lines with a bad first", "a.json", _lines(b"{prompt: 1}\n", GOOD, GOOD), "line 1", "not JSON"),
@@ -186,6 +212,10 @@ _CSV = [
     Malformed(
         "two columns of one name", "a.csv", b"text,label,text\na,b,c\n", "line 1", "two columns have the name 'text'", **_CLASS
     ),
+    Malformed("a blank text", "a.csv", _LABELLED + b'" ",no\n', "line 3", "text is empty", **_CLASS),
+    Malformed("half a class", "a.csv", _LABELLED + b'a,"no\n', "line 3", "not CSV", **_CLASS),
+    Malformed("semicolons", "a.csv", b"text;label\na;b\n", "line 2", "none that brim understands", **_CLASS),
+    Malformed("an empty answer in csv", "a.csv", b"prompt,response\na,b\nc,\n", "line 3", "answer is empty"),
     Malformed("no class", "a.csv", b"text,colour\na,b\n", "line 2", "none that brim understands", **_CLASS),
     Malformed("only names", "a.csv", b"prompt,response\n", "", "holds no rows"),
 ]
@@ -219,4 +249,6 @@ _OF_TOKENS = [
 ]  # fmt: skip
 
 STRUCTURAL = [*_JSONL, *_CHATS, *_JSON, *_CSV, *_TABLES, *_TEXTS]
+ON_A_LINE = [bad for bad in STRUCTURAL if "line " in bad.place]
+"""Those whose message names a line. Tables have rows, and of some files (none at all, no Parquet, an unknown kind) the whole is wrong."""
 ALL = [*STRUCTURAL, *_OF_TOKENS]

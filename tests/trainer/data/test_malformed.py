@@ -12,7 +12,7 @@ import pytest
 from brim.errors import UsageError
 from brim.trainer.data.check import check_file
 from brim.trainer.data.prepare import prepare_data
-from tests.trainer.data.malformed import ALL, GOOD, STRUCTURAL, Malformed
+from tests.trainer.data.malformed import ALL, GOOD, ON_A_LINE, STRUCTURAL, Malformed
 from tests.trainer.data.tokenizers_here import CHATML, tokenizer
 
 
@@ -21,8 +21,9 @@ def words() -> Any:
     return tokenizer(template=CHATML)
 
 
-def test_there_are_at_least_sixty_and_no_two_are_the_same() -> None:
-    assert len({each.name for each in ALL}) == len(ALL) >= 60
+def test_at_least_sixty_name_a_line_and_no_two_are_the_same() -> None:
+    assert len({each.name for each in ALL}) == len(ALL)
+    assert len(ON_A_LINE) >= 60
 
 
 @pytest.mark.parametrize("bad", STRUCTURAL, ids=lambda bad: bad.name)

@@ -95,10 +95,10 @@ class Pieces:
             except BadRowError:
                 continue
             else:
-                return self._suitable(layout)
+                return self._suitable(layout, held)
         if fitting is None:
             raise self._not_understood(held, refused)
-        return self._suitable(fitting)
+        return self._suitable(fitting, held)
 
     def _layout_of(self, row: Row) -> Layout:
         if self._named is None:
@@ -107,19 +107,20 @@ class Pieces:
             raise UsageError(_("The columns that were named are not all here."))
         return self._named.suited_to(row)
 
-    def _suitable(self, layout: Layout) -> Layout:
+    def _suitable(self, layout: Layout, held: list[Found]) -> Layout:
         if self._task == "seq2seq" and not layout.has_target:
             text = _("A seq2seq model needs a source and a target, and there is only {name}.").format(name=layout.name)
             hint = _("Name the columns: --columns source=question,target=answer.")
-            raise UsageError(_("{path}: {message}").format(path=self._rows.path, message=text), hint=hint)
+            raise UsageError(_("{place}: {message}").format(place=_first_place(held), message=text), hint=hint)
         return layout
 
     def _not_understood(self, held: list[Found], refused: tuple[Found, UsageError] | None) -> UsageError:
         seen = dict.fromkeys(name for found in held for name in found.row or ())
         if self._named is not None:
             missing = next((name for name in self._named.needed if name not in seen), self._named.name)
-            text = _("{path}: no row has the column {name!r}. There are the columns {seen}.")
-            return UsageError(text.format(path=self._rows.path, name=missing, seen=", ".join(map(str, seen)) or _("(none)")))
+            text = _("{place}: no row has the column {name!r}. There are the columns {seen}.")
+            named = ", ".join(map(str, seen)) or _("(none)")
+            return UsageError(text.format(place=_first_place(held), name=missing, seen=named))
         assert refused is not None
         found, error = refused
         text = _("{place}: {message}").format(place=found.place(), message=error.message)
@@ -127,6 +128,11 @@ class Pieces:
         return UsageError(
             text, hint=_("Name the columns, for example --columns {example}, or rename them.").format(example=example)
         )
+
+
+def _first_place(held: list[Found]) -> str:
+    """Of the first row that could be read: there the columns can be seen."""
+    return next(found for found in held if found.row is not None).place()
 
 
 def _first_rows(rows: Iterator[Found]) -> list[Found]:

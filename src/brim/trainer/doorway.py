@@ -1,0 +1,207 @@
+"""Where the other machines of a run wait while the first one prepares it: at the door where their launchers will meet.
+
+Preparing may take hours (a large file to tokenise), and may fail. A launcher that waits there by itself cannot tell the one from the other,
+so brim knocks first. The first machine answers at once, gives a sign of life every few seconds, and says in the end how it went: the others
+begin together, or all end with the same reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+from brim.errors import ChildError, UsageError
+from brim.locale import _
+from brim.trainer.worker import Ended, error_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from brim.trainer.group import Group
+
+Word = Literal["ready", "finished", "failed"]
+_GREETING: Final = b"brim: wait\n"
+_SIGN: Final = b".\n"
+_SIGN_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 0.2
+_SILENT_SECONDS: Final = 60.0
+"""As among ranks (`watching.py`)."""
+_GREETING_SECONDS: Final = 3.0
+"""Who answers, and says nothing for so long, is the launcher: preparing was over before we came."""
+_CONTACT_SECONDS: Final = 1800.0
+"""For the first machine to appear at all."""
+_KNOCK_SECONDS: Final = 1.0
+_REMIND_SECONDS: Final = 60.0
+_LONGEST_WORD: Final = 1 << 16
+
+
+class Door:
+    """The first machine's side. Left without `open`, it tells why: an error, or that there was nothing to do."""
+
+    def __init__(self, port: int) -> None:
+        self._waiting: list[socket.socket] = []
+        self._is_over = threading.Event()
+        try:
+            self._listener = _listen(port)
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            raise UsageError(
+                _("The machines cannot meet at port {port} of this one: {why}.").format(port=port, why=why),
+                hint=_("Give another port on each machine: --rendezvous HOST:PORT."),
+            ) from error
+        self._listener.settimeout(_LOOK_SECONDS)
+        self._thread = threading.Thread(target=self._answer, name="brim-door", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._end("finished" if error is None else "failed", error)
+
+    def open(self) -> None:
+        """All is prepared: the machines may meet here."""
+        self._end("ready")
+
+    def _end(self, word: Word, error: BaseException | None = None) -> None:
+        if self._is_over.is_set():
+            return
+        self._is_over.set()
+        # Closed before the others are told: they come back to this port, for the launcher.
+        self._listener.close()
+        self._thread.join()
+        said: dict[str, Any] = {"word": word}
+        if error is not None:
+            interrupted = ChildError(_("The first machine was interrupted while it prepared the run."))
+            ended = Ended.by(error if isinstance(error, Exception) else interrupted)
+            said |= {"error": ended.error, "message": ended.message, "hint": ended.hint}
+        for each in self._waiting:
+            with each, contextlib.suppress(OSError):
+                each.sendall(json.dumps(said).encode() + b"\n")
+        self._waiting.clear()
+
+    def _answer(self) -> None:
+        signed_at = time.monotonic()
+        while not self._is_over.is_set():
+            # One that left is found out when it is spoken to.
+            with contextlib.suppress(OSError):
+                new, _address = self._listener.accept()
+                new.settimeout(_SIGN_SECONDS)
+                if _is_heard(new, _GREETING):
+                    self._waiting.append(new)
+            if time.monotonic() - signed_at >= _SIGN_SECONDS:
+                signed_at = time.monotonic()
+                self._waiting[:] = [each for each in self._waiting if _is_heard(each, _SIGN)]
+
+
+def door_of(group: Group | None) -> contextlib.AbstractContextManager[Door | None]:
+    """Of the first of several machines; nothing where there is one."""
+    if group is None or group.nodes == 1:
+        return contextlib.nullcontext()
+    _host, port = address_of(group)
+    return Door(port)
+
+
+def knock(group: Group, say: Callable[[str], None]) -> bool:
+    """Wait until the first machine has prepared the run. Whether there is something to train; its error, where it failed."""
+    address = host, port = address_of(group)
+    say(_("Waiting for the first machine at {host}:{port}.").format(host=host, port=port))
+    with _connected(address, say) as connection:
+        heard = _Lines(connection)
+        if heard.next(_GREETING_SECONDS) != _GREETING.strip():
+            return True
+        reminded_at = time.monotonic()
+        while True:
+            line = heard.next(_SILENT_SECONDS)
+            if line is None:
+                raise ChildError(
+                    _("The first machine, {host}, ended while it prepared the run, or cannot be reached.").format(host=host),
+                    hint=_("Look at what it says, and start all machines again."),
+                )
+            if line != _SIGN.strip():
+                return _understood(line)
+            if time.monotonic() - reminded_at > _REMIND_SECONDS:
+                reminded_at = time.monotonic()
+                say(_("The first machine is still preparing."))
+
+
+def address_of(group: Group) -> tuple[str, int]:
+    """Where the machines meet."""
+    host, colon, port = (group.rendezvous or "").rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise UsageError(
+            _("--rendezvous {given} is not HOST:PORT.").format(given=group.rendezvous),
+            hint=_("Give the first machine's address on each: --rendezvous HOST:29500."),
+        )
+    return host.strip("[]"), int(port)
+
+
+def _listen(port: int) -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
+def _is_heard(connection: socket.socket, word: bytes) -> bool:
+    try:
+        connection.sendall(word)
+    except OSError:
+        connection.close()
+        return False
+    return True
+
+
+def _connected(address: tuple[str, int], say: Callable[[str], None]) -> socket.socket:
+    now = time.monotonic()
+    until, remind_at = now + _CONTACT_SECONDS, now + _REMIND_SECONDS
+    while True:
+        try:
+            return socket.create_connection(address, timeout=_SIGN_SECONDS)
+        except OSError as error:
+            text = _("Nobody answers at {host}:{port}: {why}.")
+            text = text.format(host=address[0], port=address[1], why=(error.strerror or str(error)).rstrip("."))
+            if time.monotonic() > until:
+                hint = _("Give the same command on the first machine, with --node-rank 0, and its address on each.")
+                raise ChildError(text, hint=hint) from error
+            if time.monotonic() > remind_at:
+                remind_at += _REMIND_SECONDS
+                say(text)
+        time.sleep(_KNOCK_SECONDS)
+
+
+class _Lines:
+    """What the first machine says, line by line."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._held = connection, b""
+
+    def next(self, seconds: float) -> bytes | None:
+        """The next line; None where nothing came for so long, or nothing will."""
+        self._connection.settimeout(seconds)
+        while b"\n" not in self._held:
+            try:
+                more = self._connection.recv(4096)
+            except OSError:
+                return None
+            if not more or len(self._held) > _LONGEST_WORD:
+                return None
+            self._held += more
+        line, _end, self._held = self._held.partition(b"\n")
+        return line
+
+
+def _understood(line: bytes) -> bool:
+    try:
+        said = json.loads(line)
+        word = said["word"]
+    except (ValueError, TypeError, KeyError):
+        # Not ours: whoever it is, it is there, and the launcher will find out.
+        return True
+    if word == "failed":
+        raise error_of(Ended(error=str(said.get("error")), message=str(said.get("message")), hint=said.get("hint")))
+    return bool(word != "finished")
