@@ -103,9 +103,7 @@ def is_like(folder: Path, alone: Path, *, within: float = 1e-4) -> None:
         ("fsdp", 2),
         pytest.param("fsdp", 3, marks=slow),
         *(pytest.param(sharding, 2, marks=slow) for sharding in ENGINES if sharding != "fsdp"),
-        pytest.param("ddp", 3, marks=slow),
-        pytest.param("zero2", 3, marks=slow),
-        pytest.param("zero3", 3, marks=slow),
+        *(pytest.param(sharding, 3, marks=slow) for sharding in ENGINES if sharding != "fsdp"),
     ],
 )
 def test_every_engine_takes_the_steps_of_one_process(model: Path, alone: Path, tmp_path: Path, sharding: str, ranks: int) -> None:
@@ -144,14 +142,16 @@ def _on(sharding: str, ranks: int) -> dict[str, Any]:
     return {"gpus": ranks, "sharding": sharding} if sharding else {"gpus": 1, "sharding": "none"}
 
 
-@pytest.mark.parametrize(
-    ("sharding", "where"),
-    [
-        ("fsdp", "1:4:forward"),
-        *(pytest.param("fsdp", where, marks=slow) for where in ("0:1:backward", "1:2:backward", "0:3:forward", "1:6:backward")),
-        *(pytest.param("zero3", where, marks=slow) for where in ("0:1:forward", "1:3:backward", "0:5:backward", "1:2:forward")),
-    ],
-)
+def _moments(*quick: str) -> list[Any]:
+    """The first step and four others, forward and backward, on one rank or the other; all but these are slow."""
+    steps = (1, 2, 3, 4, 6)
+    every = [f"{(step + turn) % 2}:{step}:{phase}" for turn, phase in enumerate(("forward", "backward")) for step in steps]
+    assert set(quick) <= set(every)
+    return [pytest.param(where, marks=[] if where in quick else slow) for where in every]
+
+
+@pytest.mark.parametrize("where", _moments("1:3:forward"))
+@pytest.mark.parametrize("sharding", ["fsdp", pytest.param("zero3", marks=slow)])
 def test_out_of_memory_on_one_rank_of_a_sharded_model_starts_all_anew_with_smaller_slices(
     model: Path, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharding: str, where: str
 ) -> None:
@@ -177,13 +177,7 @@ def test_out_of_memory_on_one_rank_of_a_sharded_model_starts_all_anew_with_small
     assert all(part.sequences * (part.length or 0) < lesson.shape[0] * lesson.shape[1] for part in after)
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        "1:2:backward",
-        *(pytest.param(each, marks=slow) for each in ("0:1:forward", "1:1:backward", "0:3:backward", "1:6:forward")),
-    ],
-)
+@pytest.mark.parametrize("where", _moments("1:2:backward"))
 def test_out_of_memory_on_one_rank_of_data_parallelism_is_survived_in_place(
     model: Path, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -246,21 +240,21 @@ def test_a_rank_that_is_killed_while_it_saves_leaves_the_checkpoint_before(
 
 
 @slow
-@pytest.mark.parametrize("sharding", ["ddp", "fsdp", "zero2", "zero3"])
-def test_a_full_disk_costs_a_sharded_run_its_last_steps_and_no_checkpoint(
+@pytest.mark.parametrize("sharding", ["", "ddp", "fsdp", "zero2", "zero3"])
+def test_a_full_disk_costs_a_run_its_last_steps_and_no_checkpoint(
     model: Path, alone: Path, small_disk: Path, sharding: str
 ) -> None:
     """The disk holds one checkpoint and no second one."""
     _need(sharding)
     folder = small_disk / "run"
     with pytest.raises(BrimError, match="The run ended unsaved") as caught:
-        train(model, folder, gpus=2, sharding=sharding)
+        train(model, folder, **_on(sharding, 2))
     assert "has" in caught.value.message
     assert "free" in caught.value.message
     assert f"--resume {folder}" in str(caught.value.hint)
     assert [(path.name, damage_of(path)) for path in checkpoints(folder)] == [("checkpoint-2", None)]
     subprocess.run(["mount", "-o", "remount,size=200m", str(small_disk)], check=True)
-    assert train(None, folder, gpus=2, sharding=sharding).finished
+    assert train(None, folder, **_on(sharding, 2)).finished
     is_like(folder, alone)
 
 

@@ -106,12 +106,21 @@ def _explained(error: BaseException, folder: Callable[[], Path], watch: Watch) -
     if isinstance(error, Signalled):
         reason = watch.reason(_REASON_SECONDS)
         return Ended(stopped_by=error.number) if reason is None else _of(reason)
-    words = str(error).lower()
-    if isinstance(error, RuntimeError) and any(word in words for word in _CONNECTION):
+    if _is_of_connection(error):
         reason = watch.reason(_REASON_SECONDS)
         if reason is not None:
             return _of(reason)
     return Ended.by(error)
+
+
+def _is_of_connection(error: BaseException | None) -> bool:
+    """Whether a collective failed because another rank is gone, be it that a save or an engine has put words of its own around that."""
+    while error is not None:
+        words = str(error).lower()
+        if isinstance(error, RuntimeError) and any(word in words for word in _CONNECTION):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _of(notice: Notice) -> Ended:
