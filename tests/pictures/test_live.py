@@ -50,7 +50,7 @@ def _drawn(state: State, width: int = 80, height: int | None = None, **settings:
 def test_one_screen_shows_all_that_is_known() -> None:
     text = "\n".join(_drawn(FULL, 120))
     for words in (
-        "tiny, cuda:0, 2 processes, effective batch 32", "24.7%  1,234/5,000, epoch 0.74", "1 d 1:00:00 to go", "0:12:34 since the start",
+        "tiny, cuda:0, 2 processes, effective batch 32", "24.7%  1,234/5,000, epoch 0.74", "1 d 1:00:00 to go", "0:12:34 since it went on",
         "went on after step 100", "1.2345  █", "step 1,200: loss 1.3000, accuracy 0.8300", "norm 0.8300, learning rate 1.9e-05",
         "3,210, 3,400 with padding, on average 3,100", "2.1%, on average 1.9%", "512 MiB of 600 MiB, highest 540 MiB", "480 MiB of 600 MiB",
         "activations 300 MiB, optimizer 120 MiB, parameters 60.0 MiB", "93% busy, 68 W, 64 °C, 14.0 GiB of 15.0 GiB, Tesla T4",

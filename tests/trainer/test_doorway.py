@@ -106,6 +106,45 @@ def test_a_launcher_that_is_there_already_is_joined(second: Group, monkeypatch: 
         assert knock(second, lambda _sentence: None) is True
 
 
+def test_one_who_hangs_up_is_not_taken_for_a_launcher(second: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forwarded port accepts, and closes at once where nobody listens behind it."""
+    monkeypatch.setattr(doorway, "_KNOCK_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", doorway.address_of(second)[1])) as listener:
+        waiting = in_background(lambda: knock(second, lambda _sentence: None))
+        for _knock in range(3):
+            listener.accept()[0].close()
+        connection, _address = listener.accept()
+        connection.sendall(b'brim: wait\n.\n{"word": "ready"}\n')
+        assert waiting.result(20) is True
+        connection.close()
+
+
+@pytest.mark.parametrize("words", [b"SSH-2.0-OpenSSH_9.2\r\n", b"brim: wait\nSSH\n", b"brim: wait\n[]\n"])
+def test_somebody_else_at_the_port_is_told(second: Group, words: bytes) -> None:
+    with socket.create_server(("127.0.0.1", doorway.address_of(second)[1])) as listener:
+        waiting = in_background(lambda: knock(second, lambda _sentence: None))
+        connection, _address = listener.accept()
+        connection.sendall(words)
+        with pytest.raises(UsageError, match="Somebody else answers"):
+            waiting.result(20)
+        connection.close()
+
+
+def test_the_others_are_told_that_nothing_is_trained(second: Group) -> None:
+    waiting = in_background(lambda: knock(second, lambda _sentence: None))
+    with door_of(second) as door:
+        assert door is not None
+        until_somebody_waits(door)
+        door.refuse(UsageError("a dry run"))
+    with pytest.raises(UsageError, match="a dry run"):
+        waiting.result(20)
+
+
+def test_a_name_that_cannot_be_one_is_refused_at_once() -> None:
+    with pytest.raises(UsageError, match="Nobody answers at foo..bar"):
+        knock(Group("torchrun", gpus=1, nodes=2, node_rank=1, rendezvous="foo..bar:29500"), lambda _sentence: None)
+
+
 def test_nobody_there_is_told_and_not_waited_for_for_ever(second: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("_CONTACT_SECONDS", 0.5), ("_REMIND_SECONDS", 0.1), ("_KNOCK_SECONDS", 0.1)):
         monkeypatch.setattr(doorway, name, seconds)
@@ -121,7 +160,7 @@ def test_a_port_that_is_taken_is_told(second: Group) -> None:
         Door(port)
 
 
-@pytest.mark.parametrize("given", ["first", "first:", ":29500", "first:0", "first:99999", "first:x"])
+@pytest.mark.parametrize("given", ["first", "first:", ":29500", "first:0", "first:99999", "first:x", "first:\u00b2"])
 def test_an_address_that_is_none_is_refused(given: str) -> None:
     with pytest.raises(UsageError, match="is not HOST:PORT"):
         doorway.address_of(Group("torchrun", gpus=1, nodes=2, rendezvous=given))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +23,13 @@ from tests.trainer.test_doorway import free_port
 
 pytestmark = pytest.mark.timeout(240)
 ASKED = (
-    "--nodes", "2", "--gpus", "1", "--device", "cpu", "--workers", "0", "--no-probe", "--no-verify", "--precision", "fp32", "--effective-batch", "7",
+    "--nodes", "2", "--device", "cpu", "--workers", "0", "--no-probe", "--no-verify", "--precision", "fp32", "--effective-batch", "7",
     "--max-steps", "3", "--seq-len", "128", "--max-bad", "5", "--from-scratch", "--json",
 )  # fmt: skip
 
 
-def machine(number: int, port: int, *words: str) -> subprocess.Popen[str]:
-    where = ("--node-rank", str(number), "--rendezvous", f"127.0.0.1:{port}")
+def machine(number: int, port: int, *words: str, gpus: int = 1) -> subprocess.Popen[str]:
+    where = ("--node-rank", str(number), "--rendezvous", f"127.0.0.1:{port}", "--gpus", str(gpus))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return subprocess.Popen(
         [sys.executable, "-m", "brim", "train", *words, *ASKED, *where],
@@ -73,3 +77,83 @@ def test_two_machines_take_the_steps_of_one_run(tmp_path: Path) -> None:
         code, _out, err = ended(process)
         assert code == 0, err[-4000:]
         assert "nothing left to train" in err
+
+
+@pytest.mark.slow
+def test_a_machine_that_comes_late_is_taken_in(tmp_path: Path) -> None:
+    model, port = write_model(tmp_path / "model"), free_port()
+    words = (str(model), "--data", str(data_file()), "-o", str(tmp_path / "run"))
+    first = machine(0, port, *words)
+    until(lambda: (tmp_path / "run" / "run.json").is_file())
+    second = machine(1, port, *words)
+    for process in (second, first):
+        code, out, err = ended(process)
+        assert code == 0, err[-4000:]
+        assert json.loads(out)["finished"]
+
+
+@pytest.mark.slow
+def test_machines_that_disagree_on_their_processes_are_refused(tmp_path: Path) -> None:
+    model, port = write_model(tmp_path / "model"), free_port()
+    words = (str(model), "--data", str(data_file()), "-o", str(tmp_path / "run"))
+    for process in [machine(1, port, *words, gpus=2), machine(0, port, *words)]:
+        code, _out, err = ended(process)
+        assert code == 2, err[-4000:]
+        assert "3 processes came, and the run was prepared for 2" in err
+
+
+@pytest.mark.slow
+def test_a_dry_run_of_the_first_machine_is_told_to_the_others(tmp_path: Path) -> None:
+    model, port = write_model(tmp_path / "model"), free_port()
+    words = (str(model), "--data", str(data_file()), "-o", str(tmp_path / "run"))
+    second, first = machine(1, port, *words), machine(0, port, *words, "--dry-run")
+    assert ended(first)[0] == 0
+    code, _out, err = ended(second)
+    assert code == 2
+    assert "The first machine was given --dry-run" in err
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_ctrl_c_while_the_processes_start_ends_them_all_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    model = write_model(tmp_path / "model")
+    asked = [word for word in ASKED if word not in {"--nodes", "2"}]
+    command = [sys.executable, "-m", "brim", "train", str(model), "--data", str(data_file()), "-o", str(tmp_path / "run"), *asked]
+    process = subprocess.Popen([*command, "--gpus", str(ranks)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    begun = "run/run.json" if ranks == 1 else "brim-ranks-*/pid-*"
+    until(lambda: bool(list(tmp_path.glob(begun))))
+    process.send_signal(signal.SIGINT)
+    _out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err[-4000:]
+    assert not at_work_in(tmp_path / "run")
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_who_is_killed_when_its_child_has_just_begun_leaves_nobody_behind(tmp_path: Path, ranks: int) -> None:
+    model = write_model(tmp_path / "model")
+    asked = [word for word in ASKED if word not in {"--nodes", "2"}]
+    command = [sys.executable, "-m", "brim", "train", str(model), "--data", str(data_file()), "-o", str(tmp_path / "run"), *asked]
+    process = subprocess.Popen([*command, "--gpus", str(ranks)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until(lambda: len(at_work_in(tmp_path / "run")) > 1)
+    process.kill()
+    process.wait()
+    until(lambda: not at_work_in(tmp_path / "run"))
+
+
+def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def at_work_in(folder: Path) -> list[int]:
+    """Processes that name this folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if str(folder).encode() in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found

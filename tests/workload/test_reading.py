@@ -230,3 +230,12 @@ def test_a_hub_id_is_met_with_the_command_that_downloads_it() -> None:
     with pytest.raises(UsageError, match="looks like a data set of the Hub") as caught:
         read_rows("tatsu-lab/alpaca")
     assert "hf download tatsu-lab/alpaca --repo-type dataset --local-dir alpaca" in (caught.value.hint or "")
+
+
+def test_a_time_beyond_the_calendar_stands_in_nobodys_way(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    table = pa.table({"text": ["a", "b"], "when": pa.array([0, 1 << 40], pa.int64()).cast(pa.timestamp("s"))})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    assert [row["text"] for row in read_rows(tmp_path / "a.parquet")] == ["a", "b"]

@@ -146,7 +146,9 @@ STEP_OPTIONS = (
         "--eval-batch",
         **_POSITIVE,
         config_names=("per_device_eval_batch_size",),
-        help=N_("Sequences in a step of evaluation. Default: no evaluation."),
+        help=N_(
+            "Sequences in a step of evaluation. Default: the micro-batch in `brim train`; predictions then count no evaluation."
+        ),
     ),
     option(
         "--sharding",

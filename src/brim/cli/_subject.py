@@ -82,6 +82,9 @@ def _title_of(record: Plan | Measurement) -> str:
 def _of_folder(folder: Path, ledger_file: Path | None = None) -> Subject:
     file = ledger_file or folder / LEDGER
     if not file.is_file() and not (folder / "run.json").is_file():
+        for name in ("plan.json", "probe.json"):
+            if (folder / name).is_file():
+                return _of_record(folder / name)
         raise UsageError(
             _("{path} is not the folder of a run: it holds no run.json and no ledger.").format(path=folder), hint=_takes()
         )

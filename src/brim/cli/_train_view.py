@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brim.cli._output import grid, note, show
@@ -65,6 +66,9 @@ def _tell_how_to_go_on(result: TrainingResult) -> None:
     else:
         text = _("Stopped by {signal}. The checkpoint of step {step} is kept. Go on with: brim train --resume {folder}")
     note(text.format(signal=result.stopped_by, step=step_of(kept) if kept is not None else 0, folder=result.folder))
+    if kept is not None and any((Path(result.folder) / name).is_file() for name in ("config.json", "adapter_config.json")):
+        text = _("The model in {folder} itself is still that of the last time this run ended; the newest weights are in {kept}.")
+        note(text.format(folder=result.folder, kept=kept))
 
 
 def _print(table: Table) -> None:

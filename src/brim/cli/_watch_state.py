@@ -175,7 +175,7 @@ class Watched:
         return MemoryInUse(
             peak_bytes=int(max(peaks)) if peaks else None,
             highest_bytes=int(columns.highest_bytes) or None,
-            limit_bytes=header.memory_limit_bytes if header is not None else None,
+            limit_bytes=_limit_of(card, header),
             predicted_bytes=predicted.peak_device_bytes if predicted is not None else None,
             predicted_limit_bytes=predicted.limit_bytes if predicted is not None else None,
             by_kind=dict(kinds),
@@ -306,3 +306,10 @@ def _read_evaluations(path: Path) -> dict[int, Evaluation]:
             each = Evaluation.from_json(line)
             found[each.step] = each
     return found
+
+
+def _limit_of(card: RunCard | None, header: LedgerHeader | None) -> int | None:
+    """What the run may take: as `brim train` says it, else what the device had."""
+    if card is not None and card.memory_limit_bytes is not None:
+        return card.memory_limit_bytes
+    return header.memory_limit_bytes if header is not None else None

@@ -24,7 +24,7 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -394,10 +394,17 @@ def give_back_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+PARENT_VARIABLE: Final = "BRIM_PARENT"
+"""The process that started this one, by number."""
+
+
 def die_with_parent() -> None:
-    """Linux: be killed when the parent dies, however it dies."""
+    """Linux: be killed when the parent dies, however it dies. One that was dead before this is missed by the number that it has told."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        expected = os.environ.pop(PARENT_VARIABLE, None)
+        if expected is not None and os.getppid() != int(expected):
+            os._exit(1)
 
 
 def _redirect(task: Task) -> None:

@@ -206,7 +206,8 @@ def _progress_rows(state: State, room: int, *, ascii_only: bool) -> list[Row]:
     if state.remaining_seconds is not None:
         times.append(_("{time} to go").format(time=clock(state.remaining_seconds)))
     if state.elapsed_seconds is not None:
-        times.append(_("{time} since the start").format(time=clock(state.elapsed_seconds)))
+        text = _("{time} since it went on") if state.resumed_from_step else _("{time} since the start")
+        times.append(text.format(time=clock(state.elapsed_seconds)))
     if state.now.step_seconds is not None:
         times.append(_("{seconds} s a step").format(seconds=_number(state.now.step_seconds)))
     if state.resumed_from_step:

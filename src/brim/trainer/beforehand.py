@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from brim.errors import UnsupportedError, UsageError
 from brim.locale import _
@@ -15,6 +15,19 @@ if TYPE_CHECKING:
 
 _ALL = "all"
 """Of `--report-to`, in transformers' words: every one that is installed."""
+
+
+def device_here(asked: Literal["cpu", "cuda"] | None) -> Literal["cpu", "cuda"]:
+    """What this machine trains on: as asked, else its GPU, else its CPU."""
+    if asked == "cpu":
+        return "cpu"
+    from brim.machine.detect import detect
+
+    if detect().accelerators:
+        return "cuda"
+    if asked == "cuda":
+        raise UsageError(_("--device cuda, and no GPU is found here."), hint=_("Leave --device out, or take --device cpu."))
+    return "cpu"
 
 
 def refuse_beforehand(request: TrainRequest, usual: Settings, device: str) -> None:

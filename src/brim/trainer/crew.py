@@ -81,8 +81,13 @@ def crew_of(request: TrainRequest, world: World, group: Group | None) -> tuple[T
         if request.settings.offload != "none":
             raise UsageError(_("--offload belongs to --sharding fsdp, zero1, zero2 or zero3."))
         return request, world
-    if request.is_pinned and request.settings.micro_batch * world.size > (request.effective_batch or 1 << 62):
-        raise UsageError(_("--micro-batch times the processes is more than the effective batch."))
+    micro = request.settings.micro_batch
+    if request.is_pinned and request.effective_batch is not None and micro * world.size > request.effective_batch:
+        text = _("{micro} (--micro-batch) x {size} (processes) = {product}, and the effective batch is {effective}.")
+        raise UsageError(
+            text.format(micro=micro, size=world.size, product=micro * world.size, effective=request.effective_batch),
+            hint=_("Take --micro-batch {count} or less.").format(count=max(1, request.effective_batch // world.size)),
+        )
     settings = replace(
         request.settings,
         gpus=world.local_size,
@@ -147,16 +152,21 @@ def _check_nodes(request: TrainRequest) -> None:
 
 def _node_rank(request: TrainRequest) -> int:
     """As said; else as Slurm and launch scripts say it."""
+    nodes = request.settings.nodes
     if request.node_rank is not None:
-        if request.node_rank >= request.settings.nodes:
-            text = _("--node-rank {rank} of {nodes} nodes: they count from 0.")
-            raise UsageError(text.format(rank=request.node_rank, nodes=request.settings.nodes))
-        return request.node_rank
-    if request.settings.nodes == 1:
+        return _checked_rank("--node-rank", request.node_rank, nodes)
+    if nodes == 1:
         return 0
     for name in _NODE_RANK:
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
+        if os.environ.get(name, "").isdecimal():
+            return _checked_rank(name, int(os.environ[name]), nodes)
     raise UsageError(
         _("With --nodes, each machine must know which one it is."), hint=_("Give --node-rank 0 on the first, 1 on the next.")
     )
+
+
+def _checked_rank(name: str, rank: int, nodes: int) -> int:
+    if rank >= nodes:
+        text = _("{name} {rank} of {nodes} nodes: they count from 0.")
+        raise UsageError(text.format(name=name, rank=rank, nodes=nodes), hint=_("Say which machine this is: --node-rank N."))
+    return rank

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
-from brim.errors import ChildError, UsageError
+from brim.errors import BrimError, ChildError, UsageError
 from brim.locale import _
 from brim.trainer.worker import Ended, error_of
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from brim.trainer.group import Group
 
 Word = Literal["ready", "finished", "failed"]
+"""What the first machine says in the end."""
 _GREETING: Final = b"brim: wait\n"
 _SIGN: Final = b".\n"
 _SIGN_SECONDS: Final = 5.0
@@ -68,6 +69,10 @@ class Door:
         """All is prepared: the machines may meet here."""
         self._end("ready")
 
+    def refuse(self, error: BrimError) -> None:
+        """They are not to begin."""
+        self._end("failed", error)
+
     def _end(self, word: Word, error: BaseException | None = None) -> None:
         if self._is_over.is_set():
             return
@@ -109,22 +114,24 @@ def door_of(group: Group | None) -> contextlib.AbstractContextManager[Door | Non
 
 def knock(group: Group, say: Callable[[str], None]) -> bool:
     """Wait until the first machine has prepared the run. Whether there is something to train; its error, where it failed."""
-    address = host, port = address_of(group)
-    say(_("Waiting for the first machine at {host}:{port}.").format(host=host, port=port))
-    with _connected(address, say) as connection:
-        heard = _Lines(connection)
-        if heard.next(_GREETING_SECONDS) != _GREETING.strip():
-            return True
+    address = address_of(group)
+    host, where = address[0], f"{address[0]}:{address[1]}"
+    say(_("Waiting for the first machine at {where}.").format(where=where))
+    connection = _greeted(address, say)
+    if connection is None:
+        return True
+    with contextlib.closing(connection):
         reminded_at = time.monotonic()
         while True:
-            line = heard.next(_SILENT_SECONDS)
-            if line is None:
+            try:
+                line = connection.line(_SILENT_SECONDS)
+            except OSError as error:
                 raise ChildError(
                     _("The first machine, {host}, ended while it prepared the run, or cannot be reached.").format(host=host),
                     hint=_("Look at what it says, and start all machines again."),
-                )
+                ) from error
             if line != _SIGN.strip():
-                return _understood(line)
+                return _understood(line, where)
             if time.monotonic() - reminded_at > _REMIND_SECONDS:
                 reminded_at = time.monotonic()
                 say(_("The first machine is still preparing."))
@@ -133,7 +140,7 @@ def knock(group: Group, say: Callable[[str], None]) -> bool:
 def address_of(group: Group) -> tuple[str, int]:
     """Where the machines meet."""
     host, colon, port = (group.rendezvous or "").rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+    if not colon or not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 1 << 16:
         raise UsageError(
             _("--rendezvous {given} is not HOST:PORT.").format(given=group.rendezvous),
             hint=_("Give the first machine's address on each: --rendezvous HOST:29500."),
@@ -156,52 +163,86 @@ def _is_heard(connection: socket.socket, word: bytes) -> bool:
     return True
 
 
-def _connected(address: tuple[str, int], say: Callable[[str], None]) -> socket.socket:
-    now = time.monotonic()
-    until, remind_at = now + _CONTACT_SECONDS, now + _REMIND_SECONDS
+def _greeted(address: tuple[str, int], say: Callable[[str], None]) -> _Connection | None:
+    """The first machine, which prepares; None where its launcher is there already."""
+    where = f"{address[0]}:{address[1]}"
+    began = time.monotonic()
+    remind_at = began + _REMIND_SECONDS
     while True:
         try:
-            return socket.create_connection(address, timeout=_SIGN_SECONDS)
-        except OSError as error:
-            text = _("Nobody answers at {host}:{port}: {why}.")
-            text = text.format(host=address[0], port=address[1], why=(error.strerror or str(error)).rstrip("."))
-            if time.monotonic() > until:
+            return _knocked(address, where)
+        except (OSError, UnicodeError) as error:
+            # Nobody there yet; or one that left in the same moment, as a door does that is closed, and a forwarded port behind which
+            # nobody listens.
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            text = _("Nobody answers at {where} yet: {why}.").format(where=where, why=why.rstrip("."))
+            if isinstance(error, UnicodeError):
+                raise UsageError(text) from error
+            if time.monotonic() > began + _CONTACT_SECONDS:
                 hint = _("Give the same command on the first machine, with --node-rank 0, and its address on each.")
                 raise ChildError(text, hint=hint) from error
-            if time.monotonic() > remind_at:
-                remind_at += _REMIND_SECONDS
-                say(text)
+            if isinstance(error, socket.gaierror) and remind_at == began + _REMIND_SECONDS:
+                remind_at = began  # a name that nobody knows is told at once
+        if time.monotonic() > remind_at:
+            remind_at = time.monotonic() + _REMIND_SECONDS
+            say(text)
         time.sleep(_KNOCK_SECONDS)
 
 
-class _Lines:
+def _knocked(address: tuple[str, int], where: str) -> _Connection | None:
+    """Once. OSError where nobody is there."""
+    connection = _Connection(socket.create_connection(address, timeout=_SIGN_SECONDS))
+    try:
+        greeting = connection.line(_GREETING_SECONDS)
+    except TimeoutError:
+        connection.close()
+        return None
+    except OSError:
+        connection.close()
+        raise
+    if greeting != _GREETING.strip():
+        connection.close()
+        raise _stranger(where)
+    return connection
+
+
+def _stranger(where: str) -> UsageError:
+    return UsageError(
+        _("Somebody else answers at {where}, and not brim.").format(where=where),
+        hint=_("Give the address of the first machine, and a port that is free there: --rendezvous HOST:29500."),
+    )
+
+
+class _Connection:
     """What the first machine says, line by line."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._held = connection, b""
 
-    def next(self, seconds: float) -> bytes | None:
-        """The next line; None where nothing came for so long, or nothing will."""
+    def close(self) -> None:
+        """Nothing more is to be heard."""
+        self._connection.close()
+
+    def line(self, seconds: float) -> bytes:
+        """The next line; TimeoutError where nothing came for so long, ConnectionError where nothing will."""
         self._connection.settimeout(seconds)
         while b"\n" not in self._held:
-            try:
-                more = self._connection.recv(4096)
-            except OSError:
-                return None
-            if not more or len(self._held) > _LONGEST_WORD:
-                return None
+            more = self._connection.recv(4096)
+            if not more:
+                raise ConnectionResetError
+            if len(self._held) > _LONGEST_WORD:
+                break
             self._held += more
         line, _end, self._held = self._held.partition(b"\n")
         return line
 
 
-def _understood(line: bytes) -> bool:
+def _understood(line: bytes, where: str) -> bool:
     try:
         said = json.loads(line)
         word = said["word"]
-    except (ValueError, TypeError, KeyError):
-        # Not ours: whoever it is, it is there, and the launcher will find out.
-        return True
+    except (ValueError, TypeError, KeyError) as error:
+        raise _stranger(where) from error
     if word == "failed":
         raise error_of(Ended(error=str(said.get("error")), message=str(said.get("message")), hint=said.get("hint")))
     return bool(word != "finished")

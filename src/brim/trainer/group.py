@@ -21,12 +21,13 @@ from brim import locale
 from brim.errors import ChildError
 from brim.locale import _
 from brim.machine.budget import MALLOC_ENVIRONMENT
-from brim.machine.child import kill_group
+from brim.machine.child import PARENT_VARIABLE, kill_group
 from brim.machine.host import host
 from brim.records import Launcher
-from brim.trainer.launching import QUIET_ON_CPU, died, has_descriptor
+from brim.trainer.launching import QUIET_ON_CPU, died, has_descriptor, how_to_go_on
 from brim.trainer.lessons import Lessons, told
 from brim.trainer.ranks import OF_A_LAUNCH
+from brim.trainer.watching import born
 from brim.trainer.worker import Ended, error_of
 
 if TYPE_CHECKING:
@@ -39,8 +40,10 @@ MOST_STARTS: Final = 8
 ACCELERATE_FILE: Final = "accelerate.yaml"
 _LOOPBACK: Final = "127.0.0.1"
 _LOOK_SECONDS: Final = 0.2
-_JOIN_SECONDS: Final = 900
+JOIN_SECONDS: Final = 900
 """For the launchers of all machines to meet, once the run is prepared (`doorway.py`)."""
+_PATIENCE_SECONDS: Final = 10.0
+"""After a second signal."""
 _HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -74,7 +77,7 @@ class Group:
             assert self.rendezvous is not None
             # Static: c10d would number the machines by their names, and --memory and --speeds are told by rank.
             where += ["--rdzv-backend", "static", "--rdzv-endpoint", self.rendezvous, "--node-rank", str(self.node_rank)]
-            where += ["--rdzv-id", folder.name, "--rdzv-conf", f"timeout={_JOIN_SECONDS}"]
+            where += ["--rdzv-id", folder.name, "--rdzv-conf", f"timeout={JOIN_SECONDS}"]
         return ["torchrun", *where, *program]
 
 
@@ -103,12 +106,17 @@ def _once(folder: Path, group: Group, module: str) -> Ended:
             env=_environment(group, outbox),
             process_group=0,
         )
+        patience = _PATIENCE_SECONDS
         try:
             with _listening(process, Path(outbox)) as handed:
                 while True:
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         status = process.wait(_LOOK_SECONDS)
                         break
+                    if len(handed) > 1:
+                        patience -= _LOOK_SECONDS
+                    if patience <= 0:  # they were asked twice: one may be where no signal reaches it
+                        kill_group(process.pid)
         finally:
             kill_group(process.pid)
             for pid in _processes(Path(outbox)):
@@ -129,12 +137,15 @@ def _environment(group: Group, outbox: str) -> dict[str, str]:
     path = os.pathsep.join(dict.fromkeys(filter(None, (source, kept.get("PYTHONPATH")))))
     # torchrun makes a folder for logs that nobody asked for, and leaves it.
     added = {OUTBOX_VARIABLE: outbox, "PET_LOG_DIR": outbox, "BRIM_LANG": locale.language(), "PYTHONPATH": path}
+    added[PARENT_VARIABLE] = str(os.getpid())
     if group.device is not None:
         added[DEVICE_VARIABLE] = group.device
     if group.nodes == 1 and sys.platform == "linux":
         added["GLOO_SOCKET_IFNAME"] = "lo"
     quiet = QUIET_ON_CPU if group.device == "cpu" else {}
-    return {"OMP_NUM_THREADS": threads, **quiet, **kept, **MALLOC_ENVIRONMENT, **added}
+    # What the store's own threads write when a rank is gone is told by brim, in a sentence.
+    silent = {} if os.environ.get("BRIM_DEBUG", "") not in {"", "0"} else {"TORCH_CPP_LOG_LEVEL": "FATAL"}
+    return {"OMP_NUM_THREADS": threads, **quiet, **silent, **kept, **MALLOC_ENVIRONMENT, **added}
 
 
 def _said(outbox: Path) -> list[Ended]:
@@ -149,20 +160,21 @@ def _processes(outbox: Path) -> list[int]:
     found = []
     for path in outbox.glob("pid-*"):
         with contextlib.suppress(OSError, ValueError):
-            found.append(int(path.read_text(encoding="utf-8")))
+            number, born_at = path.read_text(encoding="utf-8").split(" ")
+            # A number may be another's by now.
+            if born(int(number)) == born_at:
+                found.append(int(number))
     return found
 
 
 def _judged(said: list[Ended], status: int, handed: list[int], folder: Path) -> Ended:
     """One answer of many: the reason before its echoes."""
-    failed = [ended for ended in said if ended.error]
+    # Who was asked to stop in the middle of meeting leaves without a word, and the others miss it: no failure.
+    failed = [ended for ended in said if ended.error and not (handed and ended.is_echo)]
     if failed:
         # An error that is another rank's word, or that a broken connection raised, says less than the reason itself.
         best = min(failed, key=lambda ended: (not ended.again, ended.is_echo))
-        hint = best.hint or _("Nothing but the steps since the last checkpoint is lost: brim train --resume {folder}").format(
-            folder=folder
-        )
-        return Ended(**{**vars(best), "hint": hint})
+        return Ended(**{**vars(best), "hint": best.hint or how_to_go_on(folder)})
     if said and all(ended.finished for ended in said) and status == 0:
         return said[0]
     stopped = next((ended for ended in said if ended.stopped_by is not None), None)
@@ -171,10 +183,7 @@ def _judged(said: list[Ended], status: int, handed: list[int], folder: Path) -> 
     raise (
         died(status, folder, killed_by_kernel=False)
         if not said
-        else ChildError(
-            _("The ranks ended, and said no more."),
-            hint=_("Go on from the last checkpoint: brim train --resume {folder}").format(folder=folder),
-        )
+        else ChildError(_("The ranks ended, and said no more."), hint=how_to_go_on(folder))
     )
 
 

@@ -16,9 +16,10 @@ from brim import locale
 from brim.errors import BrimError, ChildError, OutOfMemoryError
 from brim.locale import _
 from brim.machine.budget import MALLOC_ENVIRONMENT
-from brim.machine.child import kill_group
+from brim.machine.child import PARENT_VARIABLE, kill_group
 from brim.machine.host import oom_kills
 from brim.machine.outcome import explain_signal
+from brim.trainer.request import LEDGER_FILE
 from brim.trainer.worker import OUTCOME_VARIABLE, Ended, error_of
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def launch(folder: Path, *, module: str = "brim.trainer.worker", device: str = "
     source = str(Path(__file__).parents[2])
     quiet = QUIET_ON_CPU if device == "cpu" else {}
     environment = {**quiet, **os.environ, **MALLOC_ENVIRONMENT, OUTCOME_VARIABLE: str(writer), "BRIM_LANG": locale.language()}
+    environment[PARENT_VARIABLE] = str(os.getpid())
     program = f"import sys; sys.path.insert(0, {source!r}); from {module} import main; main(sys.argv[1:])"
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(folder)],
@@ -133,9 +135,16 @@ def _handing_on(process: subprocess.Popen[bytes]) -> Iterator[set[int]]:
 
 def died(status: int, folder: Path, *, killed_by_kernel: bool) -> BrimError:
     """A process that ended without a word, told by its exit status."""
-    hint = _("Nothing but the steps since the last checkpoint is lost: brim train --resume {folder}").format(folder=folder)
+    hint = how_to_go_on(folder)
     if status < 0:
         if -status == signal.SIGKILL and killed_by_kernel:
             return OutOfMemoryError(_("The kernel's out-of-memory killer ended the training."), family="killed", hint=hint)
         return ChildError(explain_signal(-status), hint=hint)
     return ChildError(_("The training ended with exit code {code}, and said no more.").format(code=status), hint=hint)
+
+
+def how_to_go_on(folder: Path) -> str | None:
+    """What to type after a failure; None where nothing was trained yet, and the run's folder goes."""
+    if not (folder / LEDGER_FILE).is_file() and not any(folder.glob("checkpoint-*")):
+        return None
+    return _("Nothing but the steps since the last checkpoint is lost: brim train --resume {folder}").format(folder=folder)

@@ -98,7 +98,9 @@ def refuse_what_cannot_train(model: Model, settings: Settings, *, device: str, f
     if settings.precision == "fp16":
         raise UnsupportedError(
             _("Precision fp16 holds the weights in half precision, where no scaler can keep small gradients."),
-            hint=_("Take --precision amp-fp16, which keeps float32 weights and scales."),
+            hint=_("Take --precision fp32 or amp-bf16.")
+            if kind == "cpu"
+            else _("Take --precision amp-fp16, which keeps float32 weights and scales."),
         )
     if settings.precision == "amp-fp16" and kind == "cpu":
         raise UnsupportedError(

@@ -31,7 +31,7 @@ from brim.records import (
     Verification,
 )
 from brim.sizes import format_bytes
-from brim.trainer.beforehand import refuse_beforehand, too_few
+from brim.trainer.beforehand import device_here, refuse_beforehand, too_few
 from brim.trainer.commands import command_of
 from brim.trainer.crew import ENGINES
 from brim.trainer.launch_files import launch_files
@@ -203,12 +203,7 @@ class Preparation:
 
     def _where(self) -> Where:
         """The device, and what may be taken of it."""
-        request = self.request
-        word = request.device
-        if word is None:
-            from brim.machine.detect import detect
-
-            word = "cuda" if detect().accelerators else "cpu"
+        request, word = self.request, device_here(self.request.device)
         where = find_where(None, request.memory, word)
         assert where is not None
         if word == "cpu" and request.gpu_index is not None:

@@ -24,7 +24,7 @@ from brim.records import RunCard
 from brim.trainer.lessons import learn
 from brim.trainer.ranks import World, without_engines
 from brim.trainer.request import RUN_FILE
-from brim.trainer.watching import Notice, Watch
+from brim.trainer.watching import MEET_SECONDS, Notice, Watch, born
 from brim.trainer.worker import Ended, quiet_libraries, show_traceback
 
 OUTBOX_VARIABLE: Final = "BRIM_RANKS_OUTBOX"
@@ -49,17 +49,27 @@ _CONNECTION = (
 Work = Callable[[Path, World], Ended]
 
 
-def meet(device: str | None) -> World:
-    """Join the process group."""
+def meet() -> Any:
+    """Where the ranks talk: the launcher's store, or the first rank's own. It is there, or will be in a moment."""
+    import torch.distributed as dist
+
+    distributed: Any = dist
+    store, _rank, _size = next(distributed.rendezvous("env://", timeout=dt.timedelta(seconds=MEET_SECONDS)))
+    return store
+
+
+def join(store: Any, world: World, device: str | None) -> None:
+    """Make the process group, once all ranks are known to be there."""
     import torch
     import torch.distributed as dist
 
     is_cpu = (device or "").startswith("cpu") or not torch.cuda.is_available()
-    world = World.of_environment()
     if not is_cpu:
         torch.cuda.set_device(world.local_rank)
-    dist.init_process_group("gloo" if is_cpu else "cpu:gloo,cuda:nccl", timeout=_WAIT)
-    return world
+    store.set_timeout(_WAIT)
+    dist.init_process_group(
+        "gloo" if is_cpu else "cpu:gloo,cuda:nccl", store=store, rank=world.rank, world_size=world.size, timeout=_WAIT
+    )
 
 
 @contextlib.contextmanager
@@ -77,10 +87,13 @@ def watched(folder: Callable[[], Path], world: World, leave: Callable[[Ended, bo
         show_traceback()
         ended[:] = [_explained(error, folder, watch)]
         mine = ended[0]
-        if mine.error and not mine.is_echo:
-            watch.tell(Notice(world.rank, mine.message, mine.error, mine.hint))
-    finally:
+        if not mine.is_echo and (mine.error or mine.stopped_by is not None):
+            message = mine.message or _("Another process was asked to stop.")
+            watch.tell(Notice(world.rank, message, mine.error, mine.hint, stopped_by=mine.stopped_by))
+    else:
         watch.stop()
+    finally:
+        watch.leave()
 
 
 def _go_deaf() -> None:
@@ -124,7 +137,7 @@ def _is_of_connection(error: BaseException | None) -> bool:
 
 
 def _of(notice: Notice) -> Ended:
-    return Ended(error=notice.error, message=notice.message, hint=notice.hint, is_echo=True)
+    return Ended(error=notice.error, message=notice.message, hint=notice.hint, stopped_by=notice.stopped_by, is_echo=True)
 
 
 class Signalled(BaseException):
@@ -148,7 +161,7 @@ class Outbox:
 
     def begin(self) -> None:
         """Where signals can be sent to."""
-        write_atomically(self._folder / f"pid-{self._rank}", str(os.getpid()))
+        write_atomically(self._folder / f"pid-{self._rank}", f"{os.getpid()} {born(os.getpid())}")
 
     def end(self, ended: Ended) -> None:
         """How it ended."""
@@ -177,9 +190,9 @@ def main(arguments: list[str]) -> None:
     """Train as one of several."""
     child.die_with_parent()
     activate(os.environ.get("BRIM_LANG") or "en")
-    signal.signal(signal.SIGTERM, end_here)
-    # A job in the background has it ignored from its shell; here it is how whoever launched us hands on whatever signal it got.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Until the ranks have met, a signal ends this process on the spot: nothing is begun, and who waits for another rank hears no Python.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     folder, module = Path(arguments[0]), arguments[1] if len(arguments) > 1 else "brim.trainer.worker"
     work: Work = importlib.import_module(module).work
     without_engines()
@@ -188,8 +201,12 @@ def main(arguments: list[str]) -> None:
     ended = Ended(error="RunError", message=_("The ranks did not meet."))
     try:
         quiet_libraries()
-        world = meet(os.environ.get(DEVICE_VARIABLE))
+        world, store = World.of_environment(), meet()
         with watched(lambda: folder, world, outbox.leave) as said:
+            join(store, world, os.environ.get(DEVICE_VARIABLE))
+            signal.signal(signal.SIGTERM, end_here)
+            # A job in the background has it ignored from its shell; here it is how whoever launched us hands on whatever signal it got.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             said.append(work(folder, world))
             _together()
         _go_deaf()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -217,7 +218,7 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
         given["memory"], given["memories"] = _sizes(several)
     if "speeds" in given:
         given["speeds"] = _speeds(_several(given["speeds"]))
-    if "rendezvous" in given and not given["rendezvous"].rpartition(":")[2].isdigit():
+    if "rendezvous" in given and not re.fullmatch(r".+:[0-9]+", given["rendezvous"]):
         raise _not_possible(
             "rendezvous", given["rendezvous"], _("Write the first machine's name or address, and a port: host:29500.")
         )

@@ -82,8 +82,10 @@ def foresee(card: RunCard, budgets: Budget | list[Budget], lengths: npt.ArrayLik
         several = [each.at_speed(speed) for each, speed in zip(several, card.speeds, strict=True)]
     rank = max(range(len(several)), key=lambda each: several[each].limit)
     budget, dealt_by = several[rank], budgets if isinstance(budgets, Budget) and not card.speeds else several
-    looked_at = [plan.slices(step, dealt_by)[rank] for step in range(min(card.total_steps, _STEPS_LOOKED_AT))]
-    steps = [[part for part in step if len(part)] for step in looked_at]
+    # Ranks that are alike take turns in having most.
+    ranks = range(len(several)) if isinstance(dealt_by, Budget) else (rank,)
+    cut = [plan.slices(step, dealt_by) for step in range(min(card.total_steps, _STEPS_LOOKED_AT))]
+    steps = [[part for part in step[each] if len(part)] for step in cut for each in ranks]
     steps = [step for step in steps if step] or [[plan.global_batch(0)[:1]]]
     shapes = {(len(part), *_longest(plan, part)) for step in steps for part in step}
     counts = [len(step) for step in steps]

@@ -7,16 +7,21 @@ What failed is told by brim, once; the launcher's own report repeats it for each
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from brim.machine import child
+from brim.record import write_atomically
 
 
 def main(launcher: str, arguments: list[str]) -> int:
     """Start the ranks and wait for them. 1 where one has failed."""
     child.die_with_parent()
+    os.environ[child.PARENT_VARIABLE] = str(os.getpid())
     for name in ("torch.distributed.run", "torch.distributed.elastic", "torch.distributed.launcher", "accelerate"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -29,7 +34,23 @@ def main(launcher: str, arguments: list[str]) -> int:
             _torchrun(arguments)
     except (ChildFailedError, SignalException):
         return 1
+    except Exception as error:  # noqa: BLE001 (the machines did not meet, a port is taken: said to whoever waits, in one sentence)
+        _tell(error)
+        return 1
     return 0
+
+
+def _tell(error: Exception) -> None:
+    from brim.locale import _, activate
+    from brim.trainer.rank import OUTBOX_VARIABLE
+    from brim.trainer.worker import Ended, show_traceback
+
+    show_traceback()
+    activate(os.environ.get("BRIM_LANG") or "en")
+    why = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    # What a rank has to say comes first.
+    ended = Ended(error="ChildError", message=_("The processes did not meet: {why}.").format(why=why), is_echo=True)
+    write_atomically(Path(os.environ[OUTBOX_VARIABLE]) / "ended-launcher.json", json.dumps(vars(ended)))
 
 
 def _torchrun(arguments: list[str]) -> None:

@@ -15,9 +15,9 @@ from brim.errors import UsageError
 from brim.locale import _
 from brim.machine.budget import MALLOC_ENVIRONMENT
 from brim.step.book import say as say_on_screen
-from brim.trainer.rank import exit_now, meet, watched
+from brim.trainer.rank import exit_now, join, meet, watched
 from brim.trainer.ranks import World, without_engines
-from brim.trainer.train import done_already, only_one, prepare, result_of, written
+from brim.trainer.train import done_already, nothing_left, only_one, prepare, result_of, written
 from brim.trainer.worker import Ended, error_of, work
 
 if TYPE_CHECKING:
@@ -40,10 +40,11 @@ def train_together(
     if request.memory is not None and request.device == "cpu":
         with_calibrated_memory()
     without_engines()
-    world = meet(request.device)
+    world, store = World.of_environment(), meet()
     place = [folder]
     with contextlib.ExitStack() as stack:
         with watched(lambda: place[0], world, _leave) as said:
+            join(store, world, request.device)
             place[0] = Path(_agreed(str(folder)))
             told = _prepared(request, place[0], world, say, before, stack) if world.is_first else None
             told = _agreed(told)
@@ -87,7 +88,7 @@ def _prepared(
     try:
         stack.enter_context(only_one(folder))
         if done_already(request, folder) is not None:
-            say(_("This run is finished: there is nothing left to train."))
+            say(nothing_left(folder))
             return Ended(finished=True)
         prepared = prepare(request, world, say)
         if before is not None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from brim.errors import BrimError, RunError, UsageError
 from brim.locale import _
@@ -62,23 +62,27 @@ def train(
     request = as_planned(read_request(model, {**given, "data": data, "output": output}, resume))
     group = group_of(request, world)
     request, world = crew_of(request, world, group)
-    folder = run_folder(request)
+    is_joiner = group is not None and group.node_rank > 0
+    # The first machine may have made it already, for all of them.
+    folder = request.output if is_joiner and request.output is not None else run_folder(request)
     if not world.is_alone and group is None:
         from brim.trainer.together import train_together
 
         return train_together(request, folder, say or _silence, before)
-    if group is not None and group.node_rank > 0:
+    if group is not None and is_joiner:
         return _join(request, folder, group, worker, say or _silence)
     with only_one(folder), door_of(group) as door:
         done = done_already(request, folder)
         if done is not None:
-            (say or _silence)(_("This run is finished: there is nothing left to train."))
+            (say or _silence)(nothing_left(folder))
             return done
         launch = group.launcher if group is not None else None
         prepared = prepare(request, world, say or _silence, progress, launch)
         if before is not None:
             before(prepared.card)
         if request.dry_run:
+            if door is not None:
+                door.refuse(UsageError(_("The first machine was given --dry-run: nothing is trained.")))
             return _nothing_yet(folder, prepared.card)
         if group is not None:
             return _train_group(folder, prepared, group, worker, say or _silence, door)
@@ -107,11 +111,13 @@ def _train_alone(folder: Path, prepared: Any, worker: str) -> TrainingResult:
 
 
 def _train_group(folder: Path, prepared: Any, group: Group, worker: str, say: Say, door: Door | None) -> TrainingResult:
-    from brim.trainer.group import train_in_group
+    from brim.trainer.group import JOIN_SECONDS, train_in_group
 
     with written(folder, prepared):
         if door is not None:
             door.open()
+            text = _("Waiting for the other machines at {where}, for up to {minutes:.0f} minutes.")
+            say(text.format(where=group.rendezvous, minutes=JOIN_SECONDS / 60))
         ended = train_in_group(folder, group, module=worker, say=say)
     return result_of(folder, stopped_by=ended.stopped_by, finished=ended.finished)
 
@@ -124,9 +130,12 @@ def _join(request: TrainRequest, folder: Path, group: Group, worker: str, say: S
     if request.dry_run:
         raise UsageError(_("--dry-run is for the first machine: the others do as it does."))
     if not knock(group, say):
-        say(_("This run is finished: there is nothing left to train."))
+        say(nothing_left(folder))
         return result_of(folder, stopped_by=None, finished=True)
     ended = train_in_group(folder, group, module=worker, say=say)
+    if ended.stopped_by is not None and not (folder / RUN_FILE).is_file():
+        # Before the first step; the first machine has taken its folder away.
+        raise KeyboardInterrupt
     return result_of(folder, stopped_by=ended.stopped_by, finished=ended.finished)
 
 
@@ -160,10 +169,8 @@ def only_one(folder: Path) -> Iterator[None]:
     except ImportError:  # Windows: the ledger has a lock of its own
         yield
         return
-    locks = cache_folder() / "locks"
-    locks.mkdir(parents=True, exist_ok=True)
     name = hashlib.sha256(str(folder.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:24]
-    with (locks / name).open("w", encoding="utf-8") as file:
+    with _lock_file(name) as file:
         # One that was killed a moment ago may still be on its way out.
         until = time.monotonic() + _LOCK_SECONDS
         while True:
@@ -174,16 +181,29 @@ def only_one(folder: Path) -> Iterator[None]:
                 if time.monotonic() > until:
                     raise UsageError(
                         _("Another `brim train` is at work in {folder}.").format(folder=folder),
-                        hint=_("Look at it: brim watch {folder}. Or give another folder with -o.").format(folder=folder),
+                        hint=_("Look at it: brim watch {folder}.").format(folder=folder),
                     ) from error
             time.sleep(0.1)
         yield
 
 
+def _lock_file(name: str) -> IO[str]:
+    locks = cache_folder() / "locks"
+    try:
+        locks.mkdir(parents=True, exist_ok=True)
+        return (locks / name).open("w", encoding="utf-8")
+    except OSError as error:
+        text = _("brim's cache folder {folder} cannot be written to: {why}.")
+        raise UsageError(
+            text.format(folder=cache_folder(), why=error.strerror or error),
+            hint=_("Name another one: BRIM_CACHE=/path/to/folder."),
+        ) from error
+
+
 def done_already(request: TrainRequest, folder: Path) -> TrainingResult | None:
     """The result of a run that has nothing left to do; None where there is something. Fewer steps than were taken are an error."""
     card = request.resumes
-    if card is None:
+    if card is None or _is_other_data(request, card):
         return None
     from brim.trainer.manifest import last_checkpoint, step_of
 
@@ -197,6 +217,19 @@ def done_already(request: TrainRequest, folder: Path) -> TrainingResult | None:
     if taken < total or not is_saved or card.total_steps != total:
         return None
     return result_of(folder, stopped_by=None, finished=True)
+
+
+def nothing_left(folder: Path) -> str:
+    """Of a run that has taken all its steps."""
+    return _("This run is finished: there is nothing left to train. For more: brim train --resume {folder} --max-steps N").format(
+        folder=folder
+    )
+
+
+def _is_other_data(request: TrainRequest, card: RunCard) -> bool:
+    """Whether another file is named than the run began with: whether its rows are the same is seen when it is prepared."""
+    was = card.asked.get("data")
+    return request.data is not None and was is not None and Path(request.data).resolve() != Path(str(was)).resolve()
 
 
 def run_folder(request: TrainRequest) -> Path:

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from brim.errors import ChildError
 from brim.locale import _
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ SILENT_SECONDS: Final = 60.0
 """Of a rank on another machine: so long without a sign is taken for its end."""
 LOST_SECONDS: Final = 15.0
 """Without the store, which the first machine holds."""
+MEET_SECONDS: Final = 300.0
+"""For all ranks to be there: they have been started by now, and only their imports differ."""
 _ANSWER_SECONDS: Final = 10
 _NOTICE, _BEAT, _PROCESS, _DONE = "notice", "beat", "process", "done"
 
@@ -47,6 +50,8 @@ class Notice:
     hint: str | None = None
     is_dead: bool = False
     """Whether that rank could not say it itself."""
+    stopped_by: int | None = None
+    """The signal, where nothing failed and that rank was asked to stop."""
 
 
 Leave = Callable[[Notice, bool], Any]
@@ -63,7 +68,7 @@ class Watch:
         self._beats: dict[int, tuple[bytes, float]] = {}
         self._heard_at = time.monotonic()
         self._count = 0
-        self._store.set(self._key(_PROCESS, world.rank), json.dumps([_machine(), os.getpid(), _born(os.getpid())]))
+        self._store.set(self._key(_PROCESS, world.rank), json.dumps([_machine(), os.getpid(), born(os.getpid())]))
         self._peers = self._everybody()
         self._thread = threading.Thread(target=self._listen, name="brim-watch", daemon=True)
         self._thread.start()
@@ -92,6 +97,10 @@ class Watch:
                 return found
             time.sleep(LOOK_SECONDS / 5)
         return None
+
+    def leave(self) -> None:
+        """This rank listens no more. It has told why, or the others will miss it."""
+        self._ended.set()
 
     def stop(self) -> None:
         """All that is collective is done: who ends now, ends well."""
@@ -126,14 +135,20 @@ class Watch:
 
     def _everybody(self) -> dict[int, tuple[str, int, str]]:
         keys = [self._key(_PROCESS, rank) for rank in range(self._world.size)]
-        self._store.wait(keys)
+        try:
+            self._store.wait(keys, dt.timedelta(seconds=MEET_SECONDS))
+        except Exception as error:
+            missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+            text = _("Of {size} processes, these did not come within {seconds:.0f} seconds: {missing}.")
+            said = ", ".join(map(str, missing))
+            raise ChildError(text.format(size=self._world.size, seconds=MEET_SECONDS, missing=said)) from error
         return {rank: tuple(json.loads(self._store.get(key))) for rank, key in enumerate(keys)}
 
     def _dead(self) -> Notice | None:
         """A process of this machine that is no more."""
         here = self._peers[self._world.rank][0]
-        for rank, (host, process, born) in self._peers.items():
-            if host == here and rank != self._world.rank and _born(process) != born and not self._is_done(rank):
+        for rank, (host, process, born_at) in self._peers.items():
+            if host == here and rank != self._world.rank and born(process) != born_at and not self._is_done(rank):
                 return self._notice() or Notice(
                     rank, _("Rank {rank} ended without a word: it was killed, or it crashed.").format(rank=rank), is_dead=True
                 )
@@ -188,7 +203,7 @@ def _machine() -> str:
     return " ".join(parts)
 
 
-def _born(process: int) -> str:
+def born(process: int) -> str:
     """When a process began, in its system's clock: its number may be another's by now. Empty for one that is dead."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()

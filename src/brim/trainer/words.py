@@ -43,6 +43,8 @@ def product(card: RunCard) -> str:
             text = _("{micro} × {accumulation} (gradient accumulation) × {world} (processes) = {effective}")
         else:
             text = _("{micro} × {accumulation} (gradient accumulation) = {effective}")
+    elif world > 1 and card.fewest_slices == most:
+        text = _("{effective} on {world} processes, each in {accumulation} micro-batches of up to {micro}")
     elif world > 1:
         text = _("{effective} on {world} processes, each in {fewest} to {accumulation} micro-batches of up to {micro}")
     elif card.fewest_slices == most:

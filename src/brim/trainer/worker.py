@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brim.errors import BrimError, OutOfMemoryError, RunError
+from brim.errors import BrimError, OutOfMemoryError, RunError, UsageError
 from brim.locale import _, activate
 from brim.machine import child
 from brim.records import Measurement, RunCard
@@ -74,6 +74,12 @@ class Worker:
 
         quiet_libraries()
         card, folder = self._card, self._folder
+        if card.world_size != self._world.size:
+            text = _("{size} processes came, and the run was prepared for {planned}.")
+            raise UsageError(
+                text.format(size=self._world.size, planned=card.world_size),
+                hint=_("Give the same --gpus and --nodes on every machine."),
+            )
         if card.device == "cpu":
             os.environ.setdefault(
                 "DS_ACCELERATOR", "cpu"
@@ -90,7 +96,9 @@ class Worker:
             # Only the end was missing: nothing is trained any more.
             trainer.take_up(str(checkpoint))
             return self._finish(trainer, tokenizer)
-        with StopOnSignal(trainer, signals=self._signals()) as stop:
+        # One process hears a press once: only launchers hand it on a second time.
+        same_press = {"same_press_seconds": 0.0} if self._world.is_alone else {}
+        with StopOnSignal(trainer, signals=self._signals(), **same_press) as stop:
             try:
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
             except KeyboardInterrupt:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-_ROWS_AT_ONCE: Final = 1024
-_BUFFER_BYTES: Final = 1 << 20
 _LONGEST_FIRST_LINE: Final = 1 << 22
 _LINES_TO_JUDGE_BY: Final = 10
 _BOM: Final = "\ufeff"
@@ -90,7 +88,7 @@ def told_as_ours(path: Path) -> Iterator[None]:
         place = Found(path, "line", error.line, None).place()
         raise UsageError(_("{place}: {fault}.").format(place=place, fault=fault), hint=hint) from error
     except OSError as error:
-        raise UsageError(_("Cannot read {path}: {why}.").format(path=path, why=error.strerror or _one_line(error))) from error
+        raise UsageError(_("Cannot read {path}: {why}.").format(path=path, why=error.strerror or one_line(error))) from error
 
 
 def read_document(path: Path) -> Row:
@@ -104,7 +102,8 @@ def read_document(path: Path) -> Row:
     return value
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """The first line of what a library says, as the end of a sentence."""
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
@@ -163,11 +162,12 @@ def _next_line(path: Path, file: BinaryIO, number: int) -> bytes:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         place = Found(path, "line", number, None).place()
         raise UsageError(
-            _("{place}: this is not a complete gzip file: {why}.").format(place=place, why=_one_line(error))
+            _("{place}: this is not a complete gzip file: {why}.").format(place=place, why=one_line(error))
         ) from error
 
 
-def _json_lines(path: Path, meter: Meter) -> Iterator[Found]:
+def json_lines(path: Path, meter: Meter) -> Iterator[Found]:
+    """An object a line; blank lines are none."""
     for number, line, fault in _lines(path, meter):
         if fault:
             yield Found(path, "line", number, None, fault, _save_as_utf8())
@@ -179,16 +179,16 @@ def _json_line(path: Path, number: int, line: str) -> Found:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        return Found(path, "line", number, None, _no_json(getattr(error, "msg", None) or _one_line(error)))
+        return Found(path, "line", number, None, _no_json(getattr(error, "msg", None) or one_line(error)))
     if not isinstance(row, dict):
         return Found(path, "line", number, None, _no_object(row))
     return Found(path, "line", number, row)
 
 
-def _json(path: Path, meter: Meter) -> Iterator[Found]:
+def json_rows(path: Path, meter: Meter) -> Iterator[Found]:
     """One list of rows, or an object that holds one; many files of this name hold JSON lines, so these are read too."""
     if _holds_json_lines(path):
-        yield from _json_lines(path, meter)
+        yield from json_lines(path, meter)
         return
     with _opened(path, meter) as stream:
         document = Document(stream, meter.count)
@@ -279,6 +279,7 @@ def _members(document: Document) -> tuple[dict[str, list[Any]], Row, int]:
     for name in document.names():
         if document.peek() == "[":
             line = document.line
+            name = name if name not in lists else _("{name}, again").format(name=name)
             lists[name] = []
             for value in document.elements():
                 lists[name] = lists[name] or [value.value]
@@ -287,7 +288,8 @@ def _members(document: Document) -> tuple[dict[str, list[Any]], Row, int]:
     return lists, rest, line
 
 
-def _csv(path: Path, meter: Meter) -> Iterator[Found]:
+def csv_rows(path: Path, meter: Meter) -> Iterator[Found]:
+    """The first line names the columns; a row may go over several lines."""
     # The limit is the process's, 128 KiB a field, and long texts are what is read here.
     csv.field_size_limit(sys.maxsize)
     no_text: dict[int, str] = {}
@@ -307,12 +309,12 @@ def _csv(path: Path, meter: Meter) -> Iterator[Found]:
                 # Without names there are no rows.
                 raise UsageError(_("{place}: {fault}.").format(place=found.place(), fault=found.fault), hint=found.hint)
             columns = found
-            _refuse_repeated(Found(path, "line", start, None).place(), columns)
+            refuse_repeated(Found(path, "line", start, None).place(), columns)
         else:
             yield found if isinstance(found, Found) else _csv_row(path, start, columns, found)
 
 
-def _refuse_repeated(place: str, columns: list[str]) -> None:
+def refuse_repeated(place: str, columns: list[str]) -> None:
     """Of two columns with one name, nobody knows which one is meant. Columns without a name are not asked for."""
     repeated = next((name for name in columns if name and columns.count(name) > 1), None)
     if repeated is not None:
@@ -333,7 +335,7 @@ def _csv_record(path: Path, reader: Any, start: int, no_text: dict[int, str]) ->
         fields: list[str] | None = next(reader, None)
     except csv.Error as error:
         no_text.clear()
-        fault = _("this is not CSV: {why}").format(why=_one_line(error))
+        fault = _("this is not CSV: {why}").format(why=one_line(error))
         if "unexpected end" in str(error):
             # The rest of the file went into this row.
             place = Found(path, "line", start, None).place()
@@ -356,52 +358,7 @@ def _csv_row(path: Path, line: int, columns: list[str], fields: list[str]) -> Fo
     return Found(path, "line", line, row, fault)
 
 
-def _parquet(path: Path, meter: Meter) -> Iterator[Found]:
-    import pyarrow as pa  # type: ignore[import-untyped]
-    from pyarrow import parquet
-
-    try:
-        # Pages as they are needed, for a row group may be as large as the file; and by one thread, for each keeps memory of its own.
-        with parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
-            _refuse_repeated(str(path), file.schema_arrow.names)
-            rows = max(1, file.metadata.num_rows)
-            yield from _batches(path, file.iter_batches(_ROWS_AT_ONCE, use_threads=False), meter, rows)
-    except pa.ArrowException as error:
-        raise UsageError(_("{path} is not a Parquet file: {why}.").format(path=path, why=_one_line(error))) from error
-
-
-def _arrow(path: Path, meter: Meter) -> Iterator[Found]:
-    """The files of `datasets.save_to_disk` and of its cache. Mapped, so that rows are loaded when they are asked for."""
-    import pyarrow as pa
-
-    try:
-        with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as batches:
-            _refuse_repeated(str(path), batches.schema.names)
-            meter.tell = file.tell
-            yield from _batches(path, batches, meter)
-    except pa.ArrowException as error:
-        raise UsageError(_("{path} is not an Arrow file: {why}.").format(path=path, why=_one_line(error))) from error
-    finally:
-        meter.tell = lambda: 0
-
-
-def _batches(path: Path, batches: Iterable[Any], meter: Meter, total: int | None = None) -> Iterator[Found]:
-    """Rows of Arrow's batches; `total` where the file does not tell how far it was read."""
-    number = 0
-    size_bytes = path.stat().st_size
-    for batch in batches:
-        for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-            part = batch.slice(start, _ROWS_AT_ONCE)
-            meter.count(part.nbytes)
-            if total is not None:
-                done_bytes = size_bytes * number // total
-                meter.tell = lambda done_bytes=done_bytes: done_bytes  # type: ignore[misc]
-            for row in part.to_pylist():
-                number += 1
-                yield Found(path, "row", number, row)
-
-
-def _paragraphs(path: Path, meter: Meter) -> Iterator[Found]:
+def paragraphs(path: Path, meter: Meter) -> Iterator[Found]:
     """Text with a blank line between two rows."""
     held: list[_Line] = []
     for line in _lines(path, meter):
@@ -429,16 +386,3 @@ def whole_text(path: Path, meter: Meter) -> Iterator[Found]:
         yield _text_row(path, lines)
     else:
         yield Found(path, "file", 0, {"text": "".join(line.text for line in lines).rstrip("\r\n")})
-
-
-READERS: Final[dict[str, Reader]] = {
-    ".jsonl": _json_lines,
-    ".jsonl.gz": _json_lines,
-    ".json": _json,
-    ".parquet": _parquet,
-    ".csv": _csv,
-    ".arrow": _arrow,
-    ".txt": _paragraphs,
-    ".md": _paragraphs,
-}
-TEXT: Final = frozenset({".txt", ".md"})

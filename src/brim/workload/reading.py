@@ -19,13 +19,25 @@ from typing import TYPE_CHECKING, Final
 
 from brim.errors import UsageError
 from brim.locale import _
-from brim.workload.formats import READERS, TEXT, Found, Meter, Row as Row, read_document, told_as_ours, whole_text
+from brim.workload import formats, tables
+from brim.workload.formats import Found, Meter, Row as Row, read_document, told_as_ours, whole_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from brim.workload.formats import Reader
 
+READERS: Final[dict[str, Reader]] = {
+    ".jsonl": formats.json_lines,
+    ".jsonl.gz": formats.json_lines,
+    ".json": formats.json_rows,
+    ".parquet": tables.parquet_rows,
+    ".csv": formats.csv_rows,
+    ".arrow": tables.arrow_rows,
+    ".txt": formats.paragraphs,
+    ".md": formats.paragraphs,
+}
+TEXT: Final = frozenset({".txt", ".md"})
 _HUB_ID: Final = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _SPLITS_FILE: Final = "dataset_dict.json"
 _STATE_FILE: Final = "state.json"

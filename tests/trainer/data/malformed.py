@@ -69,6 +69,24 @@ def _table(*rows: dict[str, Any], kind: str = "parquet") -> Callable[[Path], Non
     return write
 
 
+def _bytes_as_text(kind: str) -> Callable[[Path], None]:
+    """Other programs write what they have, and call it text."""
+
+    def write(path: Path) -> None:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        texts = pa.array([b"good", b"caf\xe9"], pa.binary()).view(pa.string())
+        table = pa.table({"prompt": texts, "response": ["a", "b"]})
+        if kind == "parquet":
+            parquet.write_table(table, path)
+        else:
+            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+                writer.write_table(table)
+
+    return write
+
+
 def _twice(name: str) -> Callable[[Path], None]:
     def write(path: Path) -> None:
         import pyarrow as pa
@@ -194,6 +212,7 @@ _JSON = [
     Malformed("a bad row of one line", "a.json", json.dumps([GOOD, GOOD, 7]).encode(), "row 3", "must be an object"),
     Malformed("latin 1 in a list", "a.json", _document(GOOD, b'{"prompt": "caf\xe9", "response": "b"}'), "line 3", "not UTF-8"),
     Malformed("two lists", "a.json", b'{"a": [1],\n "b": [2]}', "line 2", "several lists"),
+    Malformed("two lists of one name", "a.json", b'{"a": [1],\n "a": [2]}', "line 2", "several lists"),
     Malformed("only a word", "a.json", b'\n"text"', "line 2", "must be an object"),
     Malformed("bad row in a wrapped list", "a.json", b'{"v": 1, "data":\n' + _document(GOOD, {"prompt": "a"}) + b"}", "line 4",
               "response is missing"),
@@ -225,6 +244,8 @@ _TABLES = [
     Malformed("no number in parquet", "a.parquet", _table(_changed(response=1.0), _changed(response=float("nan"))), "row 2",
               "holds no text: NaN"),
     Malformed("two columns of one name in parquet", "a.parquet", _twice("text"), "", "two columns have the name 'text'"),
+    Malformed("bytes that are no text in parquet", "a.parquet", _bytes_as_text("parquet"), "row 2", "not UTF-8 text"),
+    Malformed("bytes that are no text in arrow", "a.arrow", _bytes_as_text("arrow"), "row 2", "not UTF-8 text"),
     Malformed("half a parquet file", "a.parquet", _cut(_table(GOOD), 0.5), "", "not a Parquet file"),
     Malformed("null in arrow", "a.arrow", _table(GOOD, _changed(prompt=None), kind="arrow"), "row 2", "prompt is null"),
     Malformed("no arrow file", "a.arrow", b"none of it is arrow", "", "not an Arrow file"),

@@ -110,7 +110,9 @@ class Pieces:
     def _suitable(self, layout: Layout, held: list[Found]) -> Layout:
         if self._task == "seq2seq" and not layout.has_target:
             text = _("A seq2seq model needs a source and a target, and there is only {name}.").format(name=layout.name)
-            hint = _("Name the columns: --columns source=question,target=answer.")
+            hint = _(
+                "Give rows that have both, in JSON lines or CSV, and name the columns: --columns source=question,target=answer."
+            )
             raise UsageError(_("{place}: {message}").format(place=_first_place(held), message=text), hint=hint)
         return layout
 
