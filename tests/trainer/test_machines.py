@@ -127,6 +127,7 @@ def test_ctrl_c_while_the_processes_start_ends_them_all_at_once(
     process.send_signal(signal.SIGINT)
     _out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err[-4000:]
+    assert "Traceback" not in err
     assert not at_work_in(tmp_path / "run")
 
 

@@ -42,7 +42,9 @@ def launch(folder: Path, *, module: str = "brim.trainer.worker", device: str = "
     quiet = QUIET_ON_CPU if device == "cpu" else {}
     environment = {**quiet, **os.environ, **MALLOC_ENVIRONMENT, OUTCOME_VARIABLE: str(writer), "BRIM_LANG": locale.language()}
     environment[PARENT_VARIABLE] = str(os.getpid())
-    program = f"import sys; sys.path.insert(0, {source!r}); from {module} import main; main(sys.argv[1:])"
+    # An interruption in the middle of imports ends it on the spot, without a traceback; one that is ignored (nohup) stays so.
+    quiet_end = "if signal.getsignal(2) is signal.default_int_handler: signal.signal(2, signal.SIG_DFL)\n"
+    program = f"import signal, sys\n{quiet_end}sys.path.insert(0, {source!r})\nfrom {module} import main\nmain(sys.argv[1:])"
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(folder)],
         pass_fds=[writer],
