@@ -71,9 +71,9 @@ def test_two_machines_take_the_steps_of_one_run(tmp_path: Path) -> None:
     ledger = read_ledger(tmp_path / "run" / "ledger.jsonl")
     assert not check_ledger(ledger)
     assert {part.rank for entry in ledger.steps for part in entry.slices} == {0, 1}
-    # The same command on both goes on, or says that nothing is left.
-    again = [machine(number, port, "--resume", str(tmp_path / "run")) for number in (1, 0)]
-    for process in again:
+    # The same command on both goes on, or says that nothing is left, whoever comes first.
+    for number in (0, 1):
+        process = machine(number, port, "--resume", str(tmp_path / "run"))
         code, _out, err = ended(process)
         assert code == 0, err[-4000:]
         assert "nothing left to train" in err
@@ -121,7 +121,11 @@ def test_ctrl_c_while_the_processes_start_ends_them_all_at_once(
     model = write_model(tmp_path / "model")
     asked = [word for word in ASKED if word not in {"--nodes", "2"}]
     command = [sys.executable, "-m", "brim", "train", str(model), "--data", str(data_file()), "-o", str(tmp_path / "run"), *asked]
-    process = subprocess.Popen([*command, "--gpus", str(ranks)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*command, "--gpus", str(ranks)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # A job in the background has it ignored from its shell, and hands that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     begun = "run/run.json" if ranks == 1 else "brim-ranks-*/pid-*"
     until(lambda: bool(list(tmp_path.glob(begun))))
     process.send_signal(signal.SIGINT)

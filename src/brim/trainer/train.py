@@ -129,7 +129,8 @@ def _join(request: TrainRequest, folder: Path, group: Group, worker: str, say: S
 
     if request.dry_run:
         raise UsageError(_("--dry-run is for the first machine: the others do as it does."))
-    if not knock(group, say):
+    # The first machine may have seen that nothing is left, and be gone.
+    if done_already(request, folder) is not None or not knock(group, say):
         say(nothing_left(folder))
         return result_of(folder, stopped_by=None, finished=True)
     ended = train_in_group(folder, group, module=worker, say=say)
