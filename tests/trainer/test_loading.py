@@ -210,10 +210,14 @@ def test_weights_are_held_as_the_estimate_counts_them(folder: Path, settings: An
     assert any("small steps are lost" in sentence for sentence in said) == (trained == torch.bfloat16)
 
 
-def test_half_precision_that_could_not_train_is_refused(folder: Path) -> None:
+@pytest.mark.parametrize(("device", "instead"), [("cpu", "fp32 or amp-bf16"), ("cuda", "amp-fp16")])
+def test_half_precision_without_a_scaler_is_refused_with_what_the_device_can_do(folder: Path, device: str, instead: str) -> None:
     with pytest.raises(UnsupportedError, match="no scaler") as caught:
-        load(folder, precision="fp16")
-    assert "amp-fp16" in (caught.value.hint or "")
+        load(folder, precision="fp16", device=device)
+    assert instead in (caught.value.hint or "")
+
+
+def test_half_precision_that_could_not_train_is_refused(folder: Path) -> None:
     with pytest.raises(UnsupportedError, match="trains in float32 all the same"):
         load(folder, precision="amp-fp16")
     with pytest.raises(UnsupportedError, match="CUDA"):
