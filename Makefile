@@ -16,7 +16,7 @@ test: $(READY)  ## everything but the slow suites
 	@$(PYTEST) -m "not slow"
 
 test-all: $(READY)  ## the slow suites too
-	@$(PYTEST)
+	@$(PYTEST) --hypothesis-profile new
 
 lint: $(READY)  ## style, types, and the arrows between the rooms
 	@$(BIN)/ruff check .

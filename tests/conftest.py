@@ -24,9 +24,15 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from hypothesis import settings
 
 from brim import locale
 from brim.cli import main
+
+# `make test` draws the same examples each time, `make test-all` new ones. How long an example takes is the machine's business.
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("new", deadline=None, print_blob=True)
+settings.load_profile("same")
 
 SHARED = Path(__file__).parents[2] / "shared"
 

@@ -280,7 +280,8 @@ def test_a_process_killed_while_writing_never_leaves_a_part(tmp_path: Path) -> N
     )
     for _round in range(3):
         with subprocess.Popen([sys.executable, "-c", program, str(path)]) as process:
-            deadline = time.monotonic() + 30
+            path.unlink(missing_ok=True)
+            deadline = time.monotonic() + 120
             while not path.exists() and time.monotonic() < deadline:
                 time.sleep(0.01)
             for _look in range(20):

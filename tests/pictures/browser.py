@@ -6,6 +6,7 @@ import base64
 import fcntl
 import json
 import os
+import select
 import shutil
 import subprocess
 import time
@@ -29,7 +30,6 @@ class Browser:
         """Addresses that the page asked for."""
         self._number = 0
         self._session: str | None = None
-        self._loaded = False
         self._unread = b""
         to_browser, self._out = os.pipe()
         self._in, from_browser = os.pipe()
@@ -50,17 +50,25 @@ class Browser:
         os.close(from_browser)
 
     def __enter__(self) -> Self:
-        targets = self.call("Target.getTargets")["targetInfos"]
-        page = next(each["targetId"] for each in targets if each["type"] == "page")
-        self._session = self.call("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
+        self._session = self.call("Target.attachToTarget", targetId=self._first_page(), flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
         return self
 
+    def _first_page(self) -> str:
+        """It comes a moment after the browser's first word."""
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while time.monotonic() < until:
+            for each in self.call("Target.getTargets")["targetInfos"]:
+                if each["type"] == "page":
+                    return str(each["targetId"])
+            time.sleep(0.05)
+        raise AssertionError("the browser shows no page")
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         os.close(self._out)
         try:
-            self._process.wait(timeout=5)
+            self._process.wait(timeout=20)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -81,10 +89,12 @@ class Browser:
                 return result
 
     def open(self, page: Path) -> None:
-        self._loaded = False
         self.call("Page.navigate", url=page.resolve().as_uri())
-        while not self._loaded:
-            self._read()
+        # Asked of the page itself: an event may still be that of the empty page before it.
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while self.evaluate("[location.href, document.readyState].join(' ')") != f"{page.resolve().as_uri()} complete":
+            assert time.monotonic() < until, "the page does not load"
+            time.sleep(0.02)
 
     def evaluate(self, expression: str) -> Any:
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
@@ -120,15 +130,15 @@ class Browser:
         until = time.monotonic() + _PATIENCE_SECONDS
         while b"\0" not in self._unread:
             assert time.monotonic() < until, "the browser does not answer"
+            if not select.select([self._in], [], [], 1.0)[0]:
+                continue
             block = os.read(self._in, 1 << 16)
             assert block, "the browser has gone away"
             self._unread += block
         text, _zero, self._unread = self._unread.partition(b"\0")
         found: dict[str, Any] = json.loads(text)
         method, values = found.get("method"), found.get("params", {})
-        if method == "Page.loadEventFired":
-            self._loaded = True
-        elif method == "Runtime.exceptionThrown":
+        if method == "Runtime.exceptionThrown":
             self.troubles.append(str(values["exceptionDetails"]))
         elif method == "Runtime.consoleAPICalled" and values["type"] in {"error", "warning", "assert"}:
             self.troubles.append(str(values["args"]))

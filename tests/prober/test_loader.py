@@ -23,6 +23,7 @@ from brim.prober.loader_rules import HIDDEN, MORE_PREFETCH, Limits, duration, pe
 from brim.prober.loader_runs import Run, WorkersFailed, tensor_bytes
 from brim.records.measurements import LoaderSettings
 from brim.sizes import GIB, MIB
+from tests.clock import by_the_clock
 from tests.prober.loading import (
     BUS_ERROR,
     Broken,
@@ -44,9 +45,9 @@ STEP = 0.05
 def _short_runs_and_nobody_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(loader_runs, "RUN_SECONDS", 0.3)
     monkeypatch.setattr(loader_runs, "HAND_OVERS", 15)
-    assert multiprocessing.active_children() == []
+    before = set(multiprocessing.active_children())
     yield
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= before
 
 
 def tuned(dataset: Any, **more: Any) -> LoaderSettings:
@@ -56,6 +57,13 @@ def tuned(dataset: Any, **more: Any) -> LoaderSettings:
     return tune_loader(dataset, **settings)
 
 
+def never_more_than_one(alive: list[str]) -> None:
+    """How many workers lived when each was born. A bound that no clock excuses: it fails at the first attempt."""
+    if set(alive) != {"1"}:
+        pytest.fail(f"workers that lived at once: {sorted(alive)}")
+
+
+@by_the_clock
 def test_items_that_take_no_time_need_no_worker() -> None:
     settings = tuned(Slow(0))
     assert (settings.num_workers, settings.prefetch_factor, settings.pin_memory) == (0, None, False)
@@ -66,6 +74,7 @@ def test_items_that_take_no_time_need_no_worker() -> None:
     assert "takes cores from the workers, and that is not seen" in settings.reasons[2]
 
 
+@by_the_clock
 def test_a_loader_that_nearly_keeps_pace_gets_one_worker_or_two() -> None:
     said: list[str] = []
     settings = tuned(Slow(0.005), say=said.append)
@@ -78,6 +87,7 @@ def test_a_loader_that_nearly_keeps_pace_gets_one_worker_or_two() -> None:
 
 
 @pytest.mark.slow
+@by_the_clock
 def test_workers_that_only_wait_may_share_a_core_and_a_slow_loader_gets_all_that_are_allowed() -> None:
     settings = tuned(Slow(0.04), batch_size=4, step_seconds=STEP / 2, host=fake_host(cores=2))
     assert settings.num_workers == 4
@@ -88,6 +98,7 @@ def test_workers_that_only_wait_may_share_a_core_and_a_slow_loader_gets_all_that
 
 
 @pytest.mark.slow
+@by_the_clock
 def test_with_eight_cores_the_same_items_are_hidden() -> None:
     settings = tuned(Slow(0.04), batch_size=2, step_seconds=STEP / 2)
     assert 3 <= settings.num_workers <= 9
@@ -95,12 +106,14 @@ def test_with_eight_cores_the_same_items_are_hidden() -> None:
     assert settings.wait_fraction < 0.3, "without workers it is more than 0.76"
 
 
+@by_the_clock
 def test_workers_that_compute_get_a_core_each() -> None:
     settings = tuned(Busy(0.01), host=fake_host(cores=1))
     assert settings.num_workers <= 1
     assert "The 1 cores hold num_workers at 1" in " ".join(settings.reasons)
 
 
+@by_the_clock
 def test_where_memory_allows_one_worker_two_never_exist(tmp_path: Path) -> None:
     held = 256 * MIB
     # In a process of its own: what a forked worker takes depends on what its parent holds, and this one has run other tests.
@@ -108,7 +121,7 @@ def test_where_memory_allows_one_worker_two_never_exist(tmp_path: Path) -> None:
     settings = outcome.unwrap()
     lived = [path.read_text() for path in tmp_path.iterdir()]
     assert lived
-    assert set(lived) == {"1"}
+    never_more_than_one(lived)
     assert settings.num_workers == 1
     assert any(
         reason.startswith("Memory holds num_workers at 1: 1.50 GiB is free, 1.00 GiB of it stays free")
@@ -139,14 +152,16 @@ def test_shared_memory_is_counted_in_batches_in_flight() -> None:
     assert one.num_workers <= 1
 
 
+@by_the_clock
 def test_an_upper_limit_of_ones_own_holds(tmp_path: Path) -> None:
     settings = tuned(Noted(tmp_path, 0.02), most_workers=1)
+    never_more_than_one([path.read_text() for path in tmp_path.iterdir()])
     assert settings.num_workers == 1
-    assert {path.read_text() for path in tmp_path.iterdir()} == {"1"}
     assert "most_workers holds num_workers at 1." in settings.reasons
     assert tuned(Slow(0.01), most_workers=0).reasons[1] == "most_workers holds num_workers at 0."
 
 
+@by_the_clock
 def test_pinning_is_for_accelerators_with_workers() -> None:
     settings = tuned(Slow(0.005), device="cuda", most_workers=1)
     assert settings.pin_memory
@@ -157,6 +172,7 @@ def test_pinning_is_for_accelerators_with_workers() -> None:
 
 
 @pytest.mark.parametrize("signal_number", [None, BUS_ERROR], ids=["error", "bus error"])
+@by_the_clock
 def test_workers_that_do_not_work_are_a_result(signal_number: int | None) -> None:
     settings = tuned(BrokenInWorkers(0.005, signal_number))
     assert settings.num_workers == 0
@@ -166,12 +182,14 @@ def test_workers_that_do_not_work_are_a_result(signal_number: int | None) -> Non
 
 
 @pytest.mark.slow
+@by_the_clock
 def test_where_more_workers_fail_fewer_are_taken() -> None:
     settings = tuned(BrokenInWorkers(0.02, first_workers=1))
     assert settings.num_workers == 1
     assert settings.reasons[1] == "A failure holds num_workers at 1; with 2 it was: ValueError: this handle"
 
 
+@by_the_clock
 def test_a_data_set_that_no_fresh_process_can_receive_gets_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     class Local(Slow):
         pass
@@ -230,6 +248,7 @@ def test_a_sampler_that_cannot_be_copied_is_refused_rather_than_used_up() -> Non
     assert next(order) == [0]
 
 
+@by_the_clock
 def test_a_data_set_smaller_than_a_batch_is_gone_through_again_and_again() -> None:
     assert tuned(Slow(0, count=3)).num_workers == 0
 
@@ -248,12 +267,14 @@ def test_a_real_step_is_timed_and_may_take_its_batch_apart() -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
 def test_what_the_step_raises_comes_out_and_no_worker_stays(error: type[BaseException]) -> None:
+    before = set(multiprocessing.active_children())
+
     def step(_batch: Any) -> None:
-        if multiprocessing.active_children():
+        if set(multiprocessing.active_children()) - before:
             raise error
 
     with pytest.raises(error):
-        tuned(Slow(0.005), step=step)
+        tuned(Slow(0.05), step=step)
 
 
 def test_a_stream_gets_no_worker_unless_it_says_that_it_divides() -> None:

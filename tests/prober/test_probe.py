@@ -16,6 +16,7 @@ from brim.prober import results
 from brim.prober.request import LEAST_MARGIN_BYTES, read_request
 from brim.prober.runner import Runner
 from brim.records import Measurement
+from tests.clock import by_the_clock
 from tests.prober.conftest import kept
 from tests.prober.subjects import LLAMA, Plain, plain_step, train_plainly
 
@@ -328,6 +329,7 @@ def test_without_a_gpu_and_without_a_device_nothing_is_guessed(tiny: str, monkey
     assert "--device cpu" in str(caught.value.hint)
 
 
+@by_the_clock  # other processes take memory and give it back between the two looks
 def test_without_a_limit_the_cpu_may_take_most_of_what_is_free(tiny: str) -> None:
     from brim.machine.host import host
 

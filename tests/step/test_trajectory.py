@@ -80,7 +80,7 @@ class Lab:
 
     def attempt(self, recipe: Recipe, memory: str | None = None) -> Outcome:
         preload = (program.__name__,)
-        return self.server.run(program.run, recipe, memory_bytes=memory, timeout_seconds=240, preload=preload)
+        return self.server.run(program.run, recipe, memory_bytes=memory, timeout_seconds=600, preload=preload)
 
     def run(self, recipe: Recipe, memory: str | None = None) -> Trajectory:
         outcome = self.attempt(recipe, memory)
@@ -107,7 +107,7 @@ def was_cut_off(recipe: Recipe) -> Recipe:
 
 def on_two_ranks(*recipes: Recipe) -> torchrun.Ended:
     """How torchrun ended, which ran them one after the other."""
-    return torchrun.launch(program.__name__, *(json.dumps(asdict(recipe)) for recipe in recipes), seconds=240)
+    return torchrun.launch(program.__name__, *(json.dumps(asdict(recipe)) for recipe in recipes), seconds=600)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import signal
+import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,13 +93,22 @@ class Killer:
     def __init__(self, recipe: Recipe, model: torch.nn.Module) -> None:
         self.step = 0
         self._at = recipe.killed_at
+        self._ledger = Path(recipe.folder, "ledger.jsonl")
         if self._at is not None:
             model.register_forward_hook(self._end)
 
     def _end(self, *_details: Any) -> None:
         is_last = not dist.is_initialized() or dist.get_rank() == dist.get_world_size() - 1
         if self.step == self._at and is_last:
+            if dist.is_initialized():
+                self._wait_for_the_first()
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def _wait_for_the_first(self) -> None:
+        """The launcher ends the first rank as soon as this one is gone: it must have told of the step before."""
+        end = time.monotonic() + 60
+        while time.monotonic() < end and self.step - 1 not in {entry.step for entry in read_ledger(self._ledger).steps}:
+            time.sleep(0.02)
 
 
 def run(recipe: Recipe) -> None:

@@ -43,7 +43,7 @@ def in_background(call: Callable[[], Any]) -> Future[Any]:
 
 
 def until_somebody_waits(door: Any) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not door._waiting:
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -63,7 +63,7 @@ def test_who_knocks_waits_until_all_is_ready_and_the_port_is_free_then(second: G
         time.sleep(0.5)
         assert not waiting.done()
         door.open()
-        assert waiting.result(20) is True
+        assert waiting.result(60) is True
         socket.create_server(("127.0.0.1", doorway.address_of(second)[1])).close()
 
 
@@ -71,7 +71,7 @@ def test_a_run_that_is_finished_is_told(second: Group) -> None:
     waiting = in_background(lambda: knock(second, lambda _sentence: None))
     with door_of(second) as door:
         until_somebody_waits(door)
-    assert waiting.result(20) is False
+    assert waiting.result(60) is False
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,28 @@ def test_what_went_wrong_is_told_as_it_was(second: Group, error: BaseException, 
         until_somebody_waits(door)
         raise error
     with pytest.raises(kind, match=said):
-        waiting.result(20)
+        waiting.result(60)
+
+
+def test_who_comes_a_moment_after_the_failure_hears_of_it(second: Group) -> None:
+    said: Future[Any] = Future()
+
+    def fail() -> None:
+        with contextlib.suppress(UsageError), door_of(second):
+            said.set_result(True)
+            raise UsageError("no")
+
+    failing = in_background(fail)
+    assert said.result(20)
+    with pytest.raises(UsageError, match="no"):
+        knock(second, lambda _sentence: None)
+    failing.result(20)
+
+
+def test_a_first_machine_that_fails_alone_ends_soon(second: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doorway, "_LINGER_SECONDS", 0.2)
+    with pytest.raises(UsageError, match="no"), door_of(second):
+        raise UsageError("no")
 
 
 def test_a_first_machine_that_dies_is_told(second: Group) -> None:
@@ -97,7 +118,7 @@ def test_a_first_machine_that_dies_is_told(second: Group) -> None:
         connection.sendall(b"brim: wait\n")
         connection.close()
         with pytest.raises(ChildError, match="ended while it prepared"):
-            waiting.result(20)
+            waiting.result(60)
 
 
 def test_a_launcher_that_is_there_already_is_joined(second: Group, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +136,7 @@ def test_one_who_hangs_up_is_not_taken_for_a_launcher(second: Group, monkeypatch
             listener.accept()[0].close()
         connection, _address = listener.accept()
         connection.sendall(b'brim: wait\n.\n{"word": "ready"}\n')
-        assert waiting.result(20) is True
+        assert waiting.result(60) is True
         connection.close()
 
 
@@ -126,7 +147,7 @@ def test_somebody_else_at_the_port_is_told(second: Group, words: bytes) -> None:
         connection, _address = listener.accept()
         connection.sendall(words)
         with pytest.raises(UsageError, match="Somebody else answers"):
-            waiting.result(20)
+            waiting.result(60)
         connection.close()
 
 
@@ -137,7 +158,7 @@ def test_the_others_are_told_that_nothing_is_trained(second: Group) -> None:
         until_somebody_waits(door)
         door.refuse(UsageError("a dry run"))
     with pytest.raises(UsageError, match="a dry run"):
-        waiting.result(20)
+        waiting.result(60)
 
 
 def test_a_name_that_cannot_be_one_is_refused_at_once() -> None:
@@ -146,7 +167,7 @@ def test_a_name_that_cannot_be_one_is_refused_at_once() -> None:
 
 
 def test_nobody_there_is_told_and_not_waited_for_for_ever(second: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("_CONTACT_SECONDS", 0.5), ("_REMIND_SECONDS", 0.1), ("_KNOCK_SECONDS", 0.1)):
+    for name, seconds in (("_CONTACT_SECONDS", 3.0), ("_REMIND_SECONDS", 0.1), ("_KNOCK_SECONDS", 0.1)):
         monkeypatch.setattr(doorway, name, seconds)
     said: list[str] = []
     with pytest.raises(ChildError, match="Nobody answers at 127.0.0.1"):

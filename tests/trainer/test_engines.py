@@ -33,7 +33,7 @@ BOUND_SECONDS = 60.0
 """Within which all ranks are gone after one of them has failed."""
 ENGINES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
 slow = pytest.mark.slow
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -21,7 +21,7 @@ from brim.step.ledger import read_ledger
 from brim.workload.embedded import data_file, write_model
 from tests.trainer.test_doorway import free_port
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(900)
 ASKED = (
     "--nodes", "2", "--device", "cpu", "--workers", "0", "--no-probe", "--no-verify", "--precision", "fp32", "--effective-batch", "7",
     "--max-steps", "3", "--seq-len", "128", "--max-bad", "5", "--from-scratch", "--json",
@@ -42,16 +42,22 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def test_a_first_machine_that_refuses_the_data_ends_the_others_with_its_reason(tmp_path: Path) -> None:
-    model, rows = write_model(tmp_path / "model"), tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "a", "response": "b"}\n' * 3 + "oops\n" * 7, encoding="utf-8")
-    words, port = (str(model), "--data", str(rows), "-o", str(tmp_path / "run")), free_port()
+def test_a_first_machine_that_refuses_ends_the_others_with_its_reason(tmp_path: Path) -> None:
+    model, port = write_model(tmp_path / "model"), free_port()
+    words = (str(model), "--data", str(data_file()), "-o", str(tmp_path / "run"), "--memory", "4MiB")
     second = machine(1, port, *words)
+    assert second.stderr is not None
+    # The first begins when the second knocks: else it might have failed before.
+    before = ""
+    while "Waiting for the first machine" not in before:
+        line = second.stderr.readline()
+        assert line, before
+        before += line
     first = machine(0, port, *words)
     for process in (first, second):
         code, out, err = ended(process)
-        assert (code, out) == (2, "")
-        assert "rows.jsonl, line 4" in err
+        assert (code, out) == (1, ""), err[-4000:]
+        assert "4.00 MiB" in err
         assert "Traceback" not in err
     assert not (tmp_path / "run").exists()
 
@@ -129,7 +135,7 @@ def test_ctrl_c_while_the_processes_start_ends_them_all_at_once(
     begun = "run/run.json" if ranks == 1 else "brim-ranks-*/pid-*"
     until(lambda: bool(list(tmp_path.glob(begun))))
     process.send_signal(signal.SIGINT)
-    _out, err = process.communicate(timeout=60)
+    _out, err = process.communicate(timeout=200)
     assert process.returncode == 130, err[-4000:]
     assert "Traceback" not in err
     assert not at_work_in(tmp_path / "run")
@@ -147,7 +153,7 @@ def test_who_is_killed_when_its_child_has_just_begun_leaves_nobody_behind(tmp_pa
     until(lambda: not at_work_in(tmp_path / "run"))
 
 
-def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+def until(holds: Callable[[], bool], seconds: float = 200.0) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests import torchrun
 from tests.trainer import ddp_program as program
 from tests.trainer.small import ids_of, lines, near
@@ -16,13 +18,14 @@ Both = dict[str, list[Any]]
 
 def on_two_ranks(folder: Path) -> Both:
     """What the two ranks found, by scenario. All in one pair of processes: imports are most of the time."""
-    torchrun.on_two_ranks(program.__name__, str(folder), *SCENARIOS, seconds=240)
+    torchrun.on_two_ranks(program.__name__, str(folder), *SCENARIOS, seconds=600)
     return {
         name: [json.loads((folder / f"{name}-{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
         for name in SCENARIOS
     }
 
 
+@pytest.mark.timeout(900)
 def test_two_ranks_take_the_steps_of_one_and_neither_waits_for_the_other_without_end(tmp_path: Path) -> None:
     both = on_two_ranks(tmp_path)
     check_trainer(both["plain"], tmp_path / "plain", tmp_path / "alone")

@@ -15,6 +15,7 @@ from brim.errors import UsageError
 from brim.workload.columns import Example, Layout
 from brim.workload.lengths import MOST_BARS, Lengths, fixed_lengths, measure_lengths
 from brim.workload.reading import read_rows
+from tests.clock import by_the_clock
 
 SFT = Path(__file__).parents[2] / "../shared/data/sft"
 needs_data = pytest.mark.skipif(not SFT.is_dir(), reason="the instruction data of ../shared/data/sft are not here")
@@ -120,6 +121,7 @@ def test_the_limit_takes_the_first_rows_and_long_files_are_counted_in_parts(tmp_
 
 
 @needs_data
+@by_the_clock
 def test_three_thousand_rows_are_guessed_in_a_fraction_of_a_second() -> None:
     data = SFT / "chatlm_zh_train_3k.parquet"
     measure_lengths(data, limit=1)  # imports

@@ -32,11 +32,13 @@ _SIGN_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.2
 _SILENT_SECONDS: Final = 60.0
 """As among ranks (`watching.py`)."""
-_GREETING_SECONDS: Final = 3.0
+_GREETING_SECONDS: Final = 10.0
 """Who answers, and says nothing for so long, is the launcher: preparing was over before we came."""
 _CONTACT_SECONDS: Final = 1800.0
 """For the first machine to appear at all."""
 _KNOCK_SECONDS: Final = 1.0
+_LINGER_SECONDS: Final = 3.0
+"""Who was started together with a first machine that failed at once hears of it, and does not wait for one that will not come."""
 _REMIND_SECONDS: Final = 60.0
 _LONGEST_WORD: Final = 1 << 16
 
@@ -44,7 +46,8 @@ _LONGEST_WORD: Final = 1 << 16
 class Door:
     """The first machine's side. Left without `open`, it tells why: an error, or that there was nothing to do."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, others: int = 0) -> None:
+        self._others = others
         self._waiting: list[socket.socket] = []
         self._is_over = threading.Event()
         try:
@@ -63,7 +66,11 @@ class Door:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._end("finished" if error is None else "failed", error)
+        try:
+            if isinstance(error, Exception) and not self._is_over.is_set():
+                self._linger()
+        finally:
+            self._end("finished" if error is None else "failed", error)
 
     def open(self) -> None:
         """All is prepared: the machines may meet here."""
@@ -72,6 +79,11 @@ class Door:
     def refuse(self, error: BrimError) -> None:
         """They are not to begin."""
         self._end("failed", error)
+
+    def _linger(self) -> None:
+        end = time.monotonic() + _LINGER_SECONDS
+        while len(self._waiting) < self._others and time.monotonic() < end:
+            time.sleep(_LOOK_SECONDS / 4)
 
     def _end(self, word: Word, error: BaseException | None = None) -> None:
         if self._is_over.is_set():
@@ -109,7 +121,7 @@ def door_of(group: Group | None) -> contextlib.AbstractContextManager[Door | Non
     if group is None or group.nodes == 1:
         return contextlib.nullcontext()
     _host, port = address_of(group)
-    return Door(port)
+    return Door(port, others=group.nodes - 1)
 
 
 def knock(group: Group, say: Callable[[str], None]) -> bool:

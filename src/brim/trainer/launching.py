@@ -30,6 +30,13 @@ _LOOK_SECONDS = 0.5
 _HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+_QUIET_END = """\
+import signal, sys
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+"""
+"""An interruption while Python starts or imports ends it on the spot, without a traceback; one that is ignored (nohup) stays so."""
 QUIET_ON_CPU = {"DS_ACCELERATOR": "cpu"}
 """Where DeepSpeed is installed, accelerate imports it, and on the CPU it warns that it has looked for a GPU; told so, it does not."""
 
@@ -42,28 +49,29 @@ def launch(folder: Path, *, module: str = "brim.trainer.worker", device: str = "
     quiet = QUIET_ON_CPU if device == "cpu" else {}
     environment = {**quiet, **os.environ, **MALLOC_ENVIRONMENT, OUTCOME_VARIABLE: str(writer), "BRIM_LANG": locale.language()}
     environment[PARENT_VARIABLE] = str(os.getpid())
-    # An interruption in the middle of imports ends it on the spot, without a traceback; one that is ignored (nohup) stays so.
-    quiet_end = "if signal.getsignal(2) is signal.default_int_handler: signal.signal(2, signal.SIG_DFL)\n"
-    program = f"import signal, sys\n{quiet_end}sys.path.insert(0, {source!r})\nfrom {module} import main\nmain(sys.argv[1:])"
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, str(folder)],
-        pass_fds=[writer],
-        stdin=subprocess.DEVNULL,
-        # Standard output is for the answer of the command that was called.
-        stdout=sys.stderr.fileno() if has_descriptor() else None,
-        env=environment,
-        # A group of its own: Ctrl-C reaches this process, which hands it on once.
-        process_group=0,
-    )
-    os.close(writer)
-    try:
-        with _handing_on(process) as handed:
+    program = f"{_QUIET_END}sys.path.insert(0, {source!r})\nfrom {module} import main\nmain(sys.argv[1:])"
+    with _handing_on() as relay:
+        with _interruptions_held_back():
+            process = subprocess.Popen(
+                [sys.executable, "-c", program, str(folder)],
+                pass_fds=[writer],
+                stdin=subprocess.DEVNULL,
+                # Standard output is for the answer of the command that was called.
+                stdout=sys.stderr.fileno() if has_descriptor() else None,
+                env=environment,
+                # A group of its own: Ctrl-C reaches this process, which hands it on once.
+                process_group=0,
+            )
+        try:
+            os.close(writer)
+            relay.begin(process)
             told = _read(reader, process)
             status = process.wait()
-    finally:
-        # Loader workers of one that was killed have nobody to load for.
-        kill_group(process.pid)
-    if told is None and status < 0 and -status in handed:
+        finally:
+            # Where reading failed, the one that trains; else loader workers of one that was killed, who have nobody to load for.
+            kill_group(process.pid)
+            process.wait()
+    if told is None and status < 0 and -status in relay.handed:
         return Ended(stopped_by=-status)
     if told is None:
         raise died(status, folder, killed_by_kernel=oom_kills() > kills_before)
@@ -98,38 +106,58 @@ def _read(descriptor: int, process: subprocess.Popen[bytes]) -> Ended | None:
         return None
 
 
-@contextlib.contextmanager
-def _handing_on(process: subprocess.Popen[bytes]) -> Iterator[set[int]]:
-    """Signals to this process are for the one that trains; Ctrl-Z stops both, and `fg` wakes both. Those that were handed on."""
-    handed: set[int] = set()
+class _Relay:
+    """Hands signals on to the process that trains; those that came before it was there, when it is."""
 
-    def hand_on(number: int, _frame: FrameType | None) -> None:
-        handed.add(number)
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(number)
+    def __init__(self) -> None:
+        self.handed: set[int] = set()
+        self._process: subprocess.Popen[bytes] | None = None
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGSTOP)
+    def begin(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        for number in sorted(self.handed):
+            self._send(number)
+
+    def hand_on(self, number: int, _frame: FrameType | None) -> None:
+        self.handed.add(number)
+        self._send(number)
+
+    def stop(self, _number: int, _frame: FrameType | None) -> None:
+        self._send(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGCONT)
+        self._send(signal.SIGCONT)
 
+    def _send(self, number: int) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+
+@contextlib.contextmanager
+def _interruptions_held_back() -> Iterator[None]:
+    """A process that is started meanwhile has them held back too, until `_QUIET_END`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _handing_on() -> Iterator[_Relay]:
+    """Signals to this process are for the one that trains; Ctrl-Z stops both, and `fg` wakes both."""
+    relay = _Relay()
     before: dict[int, Any] = {}
     try:
         for number in _HANDED_ON:
             # A signal that whoever started us ignores (nohup) stays ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, hand_on)
-        before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, stop)
+                before[number] = signal.signal(number, relay.hand_on)
+        before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, relay.stop)
     except ValueError:  # not the main thread: signals are somebody else's
         pass
     try:
-        yield handed
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
+        yield relay
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)

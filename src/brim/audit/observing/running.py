@@ -26,7 +26,7 @@ _PASSED_ON: Final = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP"
 
 def run(command: Sequence[str], events: Path, look: Callable[[], None], environment: Mapping[str, str] | None = None) -> int:
     """Run it to its end, looking at the events now and then; its exit code as a shell would tell it."""
-    with _signals() as to:
+    with _signals() as hand_over:
         try:
             process = subprocess.Popen(list(command), env=surroundings(events, environment))
         except OSError as error:
@@ -36,7 +36,7 @@ def run(command: Sequence[str], events: Path, look: Callable[[], None], environm
             ) from error
         except ValueError as error:
             raise UsageError(_("Cannot run {command}: {why}.").format(command=repr(command[0]), why=error)) from error
-        to.append(process)
+        hand_over(process)
         while True:
             try:
                 code = process.wait(timeout=LOOK_SECONDS)
@@ -56,20 +56,30 @@ def surroundings(events: Path, environment: Mapping[str, str] | None = None) -> 
 
 
 @contextmanager
-def _signals() -> Iterator[list[subprocess.Popen[bytes]]]:
+def _signals() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
     """Ctrl-C reaches the command by itself, as it is in our group, and we wait for what it makes of it. Other wishes to end are passed on.
 
-    Handlers, not "ignore": what is ignored stays ignored in the command.
+    Handlers, not "ignore": what is ignored stays ignored in the command. What comes while the command is being started waits for it: give
+    it to what this yields.
     """
     to: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
+
+    def hand_over(process: subprocess.Popen[bytes]) -> None:
+        to.append(process)
+        while early:
+            process.send_signal(early.pop(0))
+
     if threading.current_thread() is not threading.main_thread():
-        yield to
+        yield hand_over
         return
 
     def wait_on(_number: int, _frame: FrameType | None) -> None:
         return
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
+        if not to:
+            early.append(number)
         for process in to:
             process.send_signal(number)
 
@@ -79,7 +89,7 @@ def _signals() -> Iterator[list[subprocess.Popen[bytes]]]:
         if before[number] is not signal.SIG_IGN:
             signal.signal(number, handler)
     try:
-        yield to
+        yield hand_over
     finally:
         for number, handler in before.items():
             if handler is not None:
