@@ -27,7 +27,6 @@ MESSAGES = (
     N_("{value!r} is not {choice}."),
     N_("{value!r} is not one of {choices}."),
     N_("{value!r} is not a valid {number_type}."),
-    N_("{value} is not in the range {range}."),
     N_("{value!r} is not a valid boolean. Recognized values: {states}"),
     N_("default: {default}"),
 )

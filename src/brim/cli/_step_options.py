@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from brim.cli._command import Size, option
+from brim.cli._numbers import POSITIVE, Number
 from brim.locale import N_
 from brim.workload.words import CHECKPOINTING, Attention, Loss, Method, Offload, Optimizer, Precision, Sharding, Task
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _DTYPES = ("fp32", "bf16", "fp16", "float32", "bfloat16", "float16")
-_POSITIVE: dict[str, Any] = {"type": click.IntRange(min=1), "metavar": "N"}
 
 
 class Checkpoints(click.ParamType[str]):
@@ -60,7 +60,7 @@ _ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash2"}
 STEP_OPTIONS = (
     option("--task", type=click.Choice(get_args(Task)), help=N_("What the model learns. Default: the model's own task.")),
     option("--method", type=click.Choice(get_args(Method)), help=N_("Which weights train. Default: full.")),
-    option("--lora-rank", **_POSITIVE, config_names=("lora_r",), help=N_("Rank of the adapters. Default: 8, as in peft.")),
+    option("--lora-rank", **POSITIVE, config_names=("lora_r",), help=N_("Rank of the adapters. Default: 8, as in peft.")),
     option(
         "--lora-targets",
         type=Words(),
@@ -82,25 +82,25 @@ STEP_OPTIONS = (
     ),
     option(
         "--micro-batch",
-        **_POSITIVE,
+        **POSITIVE,
         config_names=("per_device_train_batch_size", "micro_batch_size"),
         help=N_("Sequences in one forward pass on one device. Default: 1."),
     ),
     option(
         "--seq-len",
-        **_POSITIVE,
+        **POSITIVE,
         config_names=("max_length", "max_seq_length", "cutoff_len", "sequence_len"),
         help=N_("Tokens of a sequence, padding included. Default: 2048."),
     ),
     option(
         "--target-len",
-        **_POSITIVE,
+        **POSITIVE,
         config_names=("max_target_length",),
         help=N_("seq2seq: tokens of a target. Default: as --seq-len."),
     ),
     option(
         "--accumulation",
-        **_POSITIVE,
+        **POSITIVE,
         config_names=("gradient_accumulation_steps",),
         help=N_("Micro-batches per optimizer step. Default: 1."),
     ),
@@ -137,14 +137,14 @@ STEP_OPTIONS = (
     ),
     option(
         "--max-grad-norm",
-        type=click.FloatRange(min=0),
+        type=Number(0),
         metavar="X",
         config_names=("max_grad_norm",),
         help=N_("Gradient clipping; 0 for none. Default: 1.0."),
     ),
     option(
         "--eval-batch",
-        **_POSITIVE,
+        **POSITIVE,
         config_names=("per_device_eval_batch_size",),
         help=N_(
             "Sequences in a step of evaluation. Default: the micro-batch in `brim train`; predictions then count no evaluation."
@@ -157,8 +157,8 @@ STEP_OPTIONS = (
     ),
     option("--offload", type=click.Choice(get_args(Offload)), help=N_("What lives in the host's memory. Default: none.")),
     option("--gradient-as-bucket-view", is_flag=True, default=None, help=N_("DDP: gradients are views of its buckets.")),
-    option("--gpus", **_POSITIVE, help=N_("GPUs in each node. Default: 1, or what --gpu says (t4*2).")),
-    option("--nodes", **_POSITIVE, help=N_("Default: 1.")),
+    option("--gpus", **POSITIVE, help=N_("GPUs in each node. Default: 1, or what --gpu says (t4*2).")),
+    option("--nodes", **POSITIVE, help=N_("Default: 1.")),
 )
 
 DEVICE_OPTIONS = (

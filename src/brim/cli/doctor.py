@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from brim.cli._command import option, verb
+from brim.cli._numbers import WholeNumber
 from brim.cli._output import is_terminal, note, print_json, working
 from brim.errors import EXIT_FAILED, EXIT_OK, UsageError
 from brim.locale import N_, _
@@ -52,9 +53,9 @@ RULE_SCHEMA, RULES_SCHEMA = "brim.rule/1", "brim.rules/1"
 @option("--ignore", multiple=True, metavar="RULES", help=N_("Leave these rules out: batch-clamped,item-every-step."))
 @option("--only", multiple=True, metavar="RULES", help=N_("Look for these rules only."))
 @option("--gpu", metavar="NAME", help=N_("The GPU that it will run on: t4, rtx-3090, rtx-3080-20gb*2, 24GiB."))
-@option("--gpus", type=click.IntRange(min=1), metavar="N", help=N_("How many GPUs. Default: what the config or --gpu says."))
+@option("--gpus", type=WholeNumber(1), metavar="N", help=N_("How many GPUs. Default: what the config or --gpu says."))
 @option("--model", metavar="NAME", help=N_("The model that a config trains, where it does not say."))
-@option("--seq-len", type=click.IntRange(min=1), metavar="N", help=N_("Tokens of a sequence, where a config does not say."))
+@option("--seq-len", type=WholeNumber(1), metavar="N", help=N_("Tokens of a sequence, where a config does not say."))
 @option("--predict/--no-predict", default=True, help=N_("Whether the memory of configs is predicted. Default: yes."))
 @option(
     "-o", "--output", metavar="FILE", help=N_("Write the result there: SARIF with --format sarif, a diff with --diff, else JSON.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from brim.cli._command import option, verb
+from brim.cli._numbers import WholeNumber
 from brim.cli._output import note
 from brim.errors import UsageError
 from brim.locale import N_, _
@@ -20,7 +21,7 @@ from brim.locale import N_, _
 @click.argument("words", metavar="-- COMMAND...", nargs=-1, type=click.UNPROCESSED)
 @option(
     "--effective-batch",
-    type=click.IntRange(min=1),
+    type=WholeNumber(1),
     metavar="N",
     help=N_("Sequences per optimizer step that you configured, where the script does not say it."),
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from brim.cli._command import Size, option, verb
+from brim.cli._numbers import POSITIVE, Number
 from brim.cli._output import note, print_json, working
 from brim.cli._step_options import DEVICE_OPTIONS, STEP_OPTIONS, Words, given_settings, with_options
 from brim.errors import UsageError
@@ -17,12 +18,11 @@ from brim.locale import N_, _
 if TYPE_CHECKING:
     from brim.records import Plan
 
-_POSITIVE: dict[str, Any] = {"type": click.IntRange(min=1), "metavar": "N"}
 
 WORKLOAD_OPTIONS = (
     option(
         "--effective-batch",
-        **_POSITIVE,
+        **POSITIVE,
         config_names=("global_batch_size", "train_batch_size"),
         help=N_("Sequences per optimizer step over all GPUs, kept exactly. Default: 32, or micro-batch x accumulation x GPUs."),
     ),
@@ -34,10 +34,10 @@ WORKLOAD_OPTIONS = (
             "Folder, tokenizer.json or Hub id. Default: the one in the model's folder; else tokens are guessed from characters."
         ),
     ),
-    option("--samples", **_POSITIVE, help=N_("Sequences in an epoch. Default: those of --data.")),
+    option("--samples", **POSITIVE, help=N_("Sequences in an epoch. Default: those of --data.")),
     option(
         "--epochs",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Number(above=0),
         metavar="X",
         config_names=("num_train_epochs", "num_epochs"),
         help=N_("Default: 1."),
@@ -51,18 +51,18 @@ WORKLOAD_OPTIONS = (
     ),
     option(
         "--learning-rate",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Number(above=0),
         metavar="X",
         help=N_("Learning rate of the recipe."),
     ),
-    option("--from-batch", **_POSITIVE, help=N_("Effective batch that the recipe was tuned for: says how it should follow.")),
-    option("--warmup-steps", **_POSITIVE, help=N_("Warm-up of the recipe, for --from-batch.")),
+    option("--from-batch", **POSITIVE, help=N_("Effective batch that the recipe was tuned for: says how it should follow.")),
+    option("--warmup-steps", **POSITIVE, help=N_("Warm-up of the recipe, for --from-batch.")),
     option("--apply", is_flag=True, default=None, help=N_("Put the advised learning rate into the plan and its files.")),
 )
 
 SEARCH_OPTIONS = (
     option("--host-memory", type=Size(), help=N_("Free memory of the host: for workers, pinning and offload.")),
-    option("--host-cores", type=click.FloatRange(min=0, min_open=True), metavar="N", help=N_("CPU cores of the host.")),
+    option("--host-cores", type=Number(above=0), metavar="N", help=N_("CPU cores of the host.")),
     option(
         "--link",
         metavar="NAME",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from brim.cli._command import Size, option, verb
+from brim.cli._numbers import POSITIVE, Number, WholeNumber
 from brim.cli._output import note, print_json
 from brim.cli._step_options import STEP_OPTIONS, given_settings, with_options
 from brim.errors import EXIT_INTERRUPTED, UsageError
@@ -18,7 +19,6 @@ from brim.locale import N_, _
 if TYPE_CHECKING:
     from brim.records import Measurement
 
-_POSITIVE: dict[str, Any] = {"type": click.IntRange(min=1), "metavar": "N"}
 
 PROBE_OPTIONS = (
     option("--data", metavar="FILE", help=N_("jsonl, json, parquet, csv or a datasets folder: its real lengths are run.")),
@@ -31,10 +31,10 @@ PROBE_OPTIONS = (
     ),
     option("--device", type=click.Choice(["cpu", "cuda"]), help=N_("cpu: train on the CPU. cuda: the GPU of this machine.")),
     option("--memory", type=Size(), help=N_("Hard limit of what the step may take: 2GiB.")),
-    option("--gpu-index", type=click.IntRange(min=0), metavar="I", help=N_("Which GPU of this machine. Default: 0.")),
+    option("--gpu-index", type=WholeNumber(0), metavar="I", help=N_("Which GPU of this machine. Default: 0.")),
     option(
         "--effective-batch",
-        **_POSITIVE,
+        **POSITIVE,
         config_names=("global_batch_size", "train_batch_size"),
         help=N_("Sequences per optimizer step: sizes are compared at it, and none is larger. Default: one micro-batch a step."),
     ),
@@ -49,10 +49,10 @@ PROBE_OPTIONS = (
         metavar="X",
         help=N_("Memory that stays free in every trial: 256MiB or 2%. Default: on the CPU 0.5%, else 2%."),
     ),
-    option("--max-trials", **_POSITIVE, help=N_("Stop after so many trials. Default: 12.")),
+    option("--max-trials", **POSITIVE, help=N_("Stop after so many trials. Default: 12.")),
     option(
         "--time-limit",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Number(above=0),
         metavar="S",
         help=N_("Stop after so many seconds. Default: none."),
     ),

@@ -8,6 +8,7 @@ import click
 from click.core import ParameterSource
 
 from brim.cli._command import option, verb
+from brim.cli._numbers import POSITIVE
 from brim.cli._output import note, print_json, quiet_libraries, working
 from brim.cli._step_options import DEVICE_OPTIONS, with_options
 from brim.errors import EXIT_FAILED, EXIT_OK, UsageError
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from brim.stitching.recipe import Recipe
 
 _OF_THE_ESTIMATE = ("seq_len", "micro_batch", "gpu", "memory", "device")
-_POSITIVE: dict[str, Any] = {"type": click.IntRange(min=1), "metavar": "N"}
 
 STITCH_OPTIONS = (
     option("-o", "--output", metavar="DIR", help=N_("The folder of the stitched model: a new one, or an empty one.")),
@@ -37,13 +37,13 @@ STITCH_OPTIONS = (
     option("--force", is_flag=True, help=N_("Replace the model that is in DIR already.")),
     option(
         "--seq-len",
-        **_POSITIVE,
+        **POSITIVE,
         config_names=("max_length", "max_seq_length", "cutoff_len", "sequence_len"),
         help=N_("--dry-run: tokens of a sequence, padding included. Default: 2048."),
     ),
     option(
         "--micro-batch",
-        **_POSITIVE,
+        **POSITIVE,
         config_names=("per_device_train_batch_size", "micro_batch_size"),
         help=N_("--dry-run: sequences in one forward pass on one device. Default: 1."),
     ),

@@ -11,6 +11,7 @@ import click
 
 from brim.cli._aliases import in_our_spelling
 from brim.cli._command import Command, Size, option
+from brim.cli._numbers import ABOVE_ZERO, COUNT, POSITIVE, Number
 from brim.cli._output import note, print_json, quiet_libraries
 from brim.cli._step_options import STEP_OPTIONS, Words, given_settings, with_options
 from brim.errors import EXIT_FAILED, EXIT_INTERRUPTED, BrimError, UsageError
@@ -19,9 +20,6 @@ from brim.locale import N_, _
 if TYPE_CHECKING:
     from brim.records import RunCard, TrainingResult
 
-_POSITIVE: dict[str, Any] = {"type": click.IntRange(min=1), "metavar": "N"}
-_COUNT: dict[str, Any] = {"type": click.IntRange(min=0), "metavar": "N"}
-_ABOVE_ZERO: dict[str, Any] = {"type": click.FloatRange(min=0, min_open=True), "metavar": "X"}
 _SCHEDULES = ("linear", "cosine", "constant", "constant-with-warmup", "inverse-sqrt", "polynomial")
 
 
@@ -70,7 +68,7 @@ DATA_OPTIONS = (
     option("--tokenizer", metavar="NAME", help=N_("Folder or Hub id. Default: the model's own.")),
     option(
         "--max-length",
-        **_POSITIVE,
+        **POSITIVE,
         config_names=("max_seq_length", "cutoff_len", "sequence_len", "model_max_length"),
         help=N_("Tokens of a sequence; longer ones are cut, and counted. Default: 2048, or what the model has."),
     ),
@@ -79,11 +77,11 @@ DATA_OPTIONS = (
         type=click.Choice(["answer", "all"]),
         help=N_("Which tokens are learnt. Default: those of the answer, where rows tell it apart."),
     ),
-    option("--max-bad", **_COUNT, help=N_("Bad rows that may be left out. Default: 0, so that the first one is an error.")),
+    option("--max-bad", **COUNT, help=N_("Bad rows that may be left out. Default: 0, so that the first one is an error.")),
     option("--eval-data", metavar="FILE", config_names=("validation_file",), help=N_("Rows to evaluate on.")),
     option(
         "--eval-split",
-        **_ABOVE_ZERO,
+        **ABOVE_ZERO,
         config_names=("val_size", "val_set_size"),
         help=N_("Hold rows of --data out to evaluate on: a share below 1, or a number. The seed chooses them."),
     ),
@@ -92,16 +90,16 @@ DATA_OPTIONS = (
 RECIPE_OPTIONS = (
     option(
         "--effective-batch",
-        **_POSITIVE,
+        **POSITIVE,
         config_names=("global_batch_size", "train_batch_size"),
         help=N_("Sequences per optimizer step, kept exactly. Default: micro-batch x accumulation x processes if given, else 32."),
     ),
-    option("--epochs", **_ABOVE_ZERO, config_names=("num_train_epochs", "num_epochs"), help=N_("Default: 1.")),
-    option("--max-steps", **_POSITIVE, help=N_("Stop after so many optimizer steps, whatever --epochs says.")),
+    option("--epochs", **ABOVE_ZERO, config_names=("num_train_epochs", "num_epochs"), help=N_("Default: 1.")),
+    option("--max-steps", **POSITIVE, help=N_("Stop after so many optimizer steps, whatever --epochs says.")),
     option(
-        "--seed", **_COUNT, config_names=("data_seed",), help=N_("Decides the order of the data and new weights. Default: 42.")
+        "--seed", **COUNT, config_names=("data_seed",), help=N_("Decides the order of the data and new weights. Default: 42.")
     ),
-    option("--learning-rate", **_ABOVE_ZERO, config_names=("lr",), help=N_("Default: 5e-5, and 2e-4 for adapters.")),
+    option("--learning-rate", **ABOVE_ZERO, config_names=("lr",), help=N_("Default: 5e-5, and 2e-4 for adapters.")),
     option(
         "--schedule",
         type=click.Choice(_SCHEDULES),
@@ -110,12 +108,12 @@ RECIPE_OPTIONS = (
     ),
     option(
         "--warmup",
-        type=click.FloatRange(min=0),
+        type=Number(0),
         metavar="X",
         config_names=("warmup_steps", "warmup_ratio"),
         help=N_("Steps over which the learning rate rises; below 1, a share of all steps. Default: 0."),
     ),
-    option("--weight-decay", type=click.FloatRange(min=0), metavar="X", help=N_("On matrices. Default: 0.")),
+    option("--weight-decay", type=Number(0), metavar="X", help=N_("On matrices. Default: 0.")),
     option("--from-scratch", is_flag=True, default=None, help=N_("Draw fresh weights by the seed: config.json is then enough.")),
 )
 
@@ -141,20 +139,20 @@ RUN_OPTIONS = (
             "each: 6GiB,8GiB."
         ),
     ),
-    option("--gpu-index", **_COUNT, help=N_("Which GPU of this machine. Default: 0.")),
+    option("--gpu-index", **COUNT, help=N_("Which GPU of this machine. Default: 0.")),
     option("--margin", metavar="X", help=N_("Memory that stays free beside a prediction: 1GiB or 5%.")),
     option(
         "--workers",
-        **_COUNT,
+        **COUNT,
         config_names=("dataloader_num_workers",),
         help=N_("Processes that load data. Default: as measured."),
     ),
-    option("--save-steps", **_POSITIVE, help=N_("Steps between checkpoints. Default: ten in a run, at most 500 apart.")),
-    option("--keep", **_POSITIVE, config_names=("save_total_limit",), help=N_("Checkpoints that are kept. Default: 2.")),
+    option("--save-steps", **POSITIVE, help=N_("Steps between checkpoints. Default: ten in a run, at most 500 apart.")),
+    option("--keep", **POSITIVE, config_names=("save_total_limit",), help=N_("Checkpoints that are kept. Default: 2.")),
     option(
-        "--logging-steps", **_POSITIVE, help=N_("Steps between lines on the screen. Default: fifty in a run, at most 10 apart.")
+        "--logging-steps", **POSITIVE, help=N_("Steps between lines on the screen. Default: fifty in a run, at most 10 apart.")
     ),
-    option("--eval-steps", **_POSITIVE, help=N_("Steps between evaluations. Default: after each epoch, and at the end.")),
+    option("--eval-steps", **POSITIVE, help=N_("Steps between evaluations. Default: after each epoch, and at the end.")),
     option(
         "--report-to",
         type=Words(),
@@ -167,7 +165,7 @@ RUN_OPTIONS = (
         help=N_("Who starts the processes of --gpus N [--nodes M]. Default: torchrun; none, where a launcher has started brim."),
     ),
     option("--rendezvous", metavar="HOST:PORT", help=N_("With --nodes: where the machines meet, the first one's address.")),
-    option("--node-rank", **_COUNT, help=N_("With --nodes: which machine this is. Default: as Slurm says.")),
+    option("--node-rank", **COUNT, help=N_("With --nodes: which machine this is. Default: as Slurm says.")),
     option(
         "--speeds",
         type=Several(click.FLOAT),

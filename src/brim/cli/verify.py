@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from brim.cli._command import option, verb
+from brim.cli._numbers import WholeNumber
 from brim.cli._output import note, print_json, quiet_libraries, working
 from brim.cli._step_options import Words
 from brim.errors import UsageError
@@ -47,8 +48,8 @@ _TASKS = ("causal-lm", "masked-lm", "seq2seq", "classification")
 @option("--full", is_flag=True, default=None, help=N_("Run the model itself, however large, with its own weights if it has any."))
 @option("--shrunk", is_flag=True, default=None, help=N_("Run a shrunk copy, however small the model is."))
 @option("--proofs", type=Words(), metavar="NAMES", help=N_("Only these: causality,batch,pad,pack,accumulation."))
-@option("--seq-len", type=click.IntRange(min=12), metavar="N", help=N_("Tokens in the rows that are run. Default: 24."))
-@option("--seed", type=click.IntRange(min=0), metavar="N", default=0, help=N_("Of the tokens and of fresh weights. Default: 0."))
+@option("--seq-len", type=WholeNumber(12), metavar="N", help=N_("Tokens in the rows that are run. Default: 24."))
+@option("--seed", type=WholeNumber(0), metavar="N", default=0, help=N_("Of the tokens and of fresh weights. Default: 0."))
 @option("-o", "--output", metavar="FILE", help=N_("Write the result there."))
 @option("--trust-remote-code", is_flag=True, help=N_("Let a model's own Python code run. Read it first."))
 @click.pass_context

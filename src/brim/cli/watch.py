@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from brim.cli._command import option, verb
+from brim.cli._numbers import Number, WholeNumber
 from brim.cli._output import is_terminal, line_width, print_json, show
 from brim.errors import EXIT_FAILED, EXIT_OK, UsageError
 from brim.locale import N_, _
@@ -45,11 +46,11 @@ _WIDEST: Final = 100
 @click.argument("run")
 @option(
     "--interval",
-    type=click.FloatRange(min=0.1),
+    type=Number(0.1),
     metavar="S",
     help=N_("Seconds between two looks. Default: 1 on a terminal; 10 between the lines of a pipe."),
 )
-@option("--every-steps", type=click.IntRange(min=1), metavar="N", help=N_("In a pipe: a line after so many steps."))
+@option("--every-steps", type=WholeNumber(1), metavar="N", help=N_("In a pipe: a line after so many steps."))
 @option("--wait", is_flag=True, help=N_("Wait for the run to begin, if it is not there yet."))
 @option("--once", is_flag=True, help=N_("Show the present state and end."))
 @click.pass_context

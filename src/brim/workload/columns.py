@@ -28,9 +28,14 @@ class Example:
     target: str = ""
 
     @property
+    def pieces(self) -> tuple[str, ...]:
+        """Source and target as a decoder-only model reads them, one behind the other: no token reaches from one into the other."""
+        return (f"{self.source}\n", self.target) if self.source and self.target else (self.source or self.target,)
+
+    @property
     def text(self) -> str:
-        """Source and target as one sequence, as a decoder-only model reads it."""
-        return "\n".join(part for part in (self.source, self.target) if part)
+        """Source and target as one text."""
+        return "".join(self.pieces)
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,12 @@ def holds_messages(value: Any) -> bool:
 def is_no_number(value: Any) -> bool:
     """NaN and the infinities: how tables write that a cell is empty."""
     return isinstance(value, float) and not math.isfinite(value)
+
+
+def class_beside_text(row: Mapping[str, Any]) -> str | None:
+    """The column with a class, in a row whose text would be learnt as a text."""
+    fitting = [layout.label for layout in _LABELLED if layout.fits(row)]
+    return fitting[0] if fitting and not Layout.of(row).has_target else None
 
 
 _LAYOUTS: Final = (

@@ -13,9 +13,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -35,10 +36,14 @@ if TYPE_CHECKING:
     from brim.workload.words import Task
 
     _Template = Callable[[list[Message]], str]
+    _Sequence = tuple[str, ...]
+    """Texts that are tokenised apart, and read as one."""
 
 IntArray = npt.NDArray[np.int64]
 
 MOST_BARS: Final = 512
+_Kind = Literal["decoder", "chat", "source", "target", "classified"]
+"""What is read: special tokens stand around each in a way of its own."""
 _CHARACTERS_AT_ONCE: Final = 1 << 18
 
 # Characters a token, by kind of script; 0 stands for what counts like its neighbour.
@@ -125,20 +130,23 @@ def measure_lengths(
 ) -> Lengths:
     """Lengths of the first `limit` rows, or of all. Without a tokenizer they are guessed, and `counted_by` says how.
 
-    A decoder-only model reads source and target as one sequence, a seq2seq model as two, and a classifier reads the source only.
+    A decoder-only model reads source and target as one sequence, a seq2seq model as two, and a classifier reads the source only. Special
+    tokens count, the end token among them, as `brim train` writes them.
     """
     rows = read_rows(path)
     first = next(rows)
-    counter = _Tokenizer(tokenizer, trust_remote_code) if tokenizer is not None else _Guess()
     with _naming(path, 1):
         layout = Layout.of(first)
         if task == "seq2seq" and not layout.has_target:
             raise UsageError(_("A seq2seq model needs a source and a target, and there is only {name}.").format(name=layout.name))
-    template = counter.template if layout.is_chat and task == "causal-lm" else None
-    read = _reader(layout, task, template)
+    is_chat = layout.is_chat and task == "causal-lm"
+    counter = _Tokenizer(tokenizer, trust_remote_code, is_chat=is_chat) if tokenizer is not None else _Guess()
+    template = counter.template if is_chat else None
+    kinds, read = _reader(layout, task, template)
     texts = _texts(path, itertools.islice(itertools.chain([first], rows), limit), read)
     counted = [
-        [counter.count(column, special=template is None) for column in zip(*chunk, strict=True)] for chunk in _chunks(texts)
+        [counter.count(column, kind) for kind, column in zip(kinds, zip(*chunk, strict=True), strict=True)]
+        for chunk in _chunks(texts)
     ]
     # A sequence has a token at least: what is empty is padded all the same.
     columns = [np.maximum(np.concatenate(column), 1) for column in zip(*counted, strict=True)]
@@ -146,18 +154,22 @@ def measure_lengths(
     return Lengths(str(path), columns[0], targets, counter.name, counter.exact)
 
 
-def _reader(layout: Layout, task: Task, template: _Template | None) -> Callable[[Row], tuple[str, ...]]:
-    """From a row to the texts that are padded apart."""
+def _reader(
+    layout: Layout, task: Task, template: _Template | None
+) -> tuple[tuple[_Kind, ...], Callable[[Row], tuple[_Sequence, ...]]]:
+    """From a row to the sequences that are padded apart, and what each is."""
     if template is not None:
-        return lambda row: (template(layout.messages(row)),)
+        return ("chat",), lambda row: ((template(layout.messages(row)),),)
     if task == "seq2seq":
-        return lambda row: ((example := layout.parts(row)).source, example.target)
+        return ("source", "target"), lambda row: (((example := layout.parts(row)).source,), (example.target,))
     if task == "classification":
-        return lambda row: (layout.parts(row).source,)
-    return lambda row: (layout.parts(row).text,)
+        return ("classified",), lambda row: ((layout.parts(row).source,),)
+    return ("decoder",), lambda row: (layout.parts(row).pieces,)
 
 
-def _texts(path: str | Path, rows: Iterable[Row], read: Callable[[Row], tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+def _texts(
+    path: str | Path, rows: Iterable[Row], read: Callable[[Row], tuple[_Sequence, ...]]
+) -> Iterator[tuple[_Sequence, ...]]:
     for number, row in enumerate(rows, 1):
         with _naming(path, number):
             texts = read(row)
@@ -173,13 +185,13 @@ def _naming(path: str | Path, number: int) -> Iterator[None]:
         raise UsageError(text, hint=error.hint) from error
 
 
-def _chunks(texts: Iterator[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
+def _chunks(texts: Iterator[tuple[_Sequence, ...]]) -> Iterator[list[tuple[_Sequence, ...]]]:
     """By characters rather than rows: a row may be a sentence or a book."""
-    chunk: list[tuple[str, ...]] = []
+    chunk: list[tuple[_Sequence, ...]] = []
     characters = 0
-    for parts in texts:
-        chunk.append(parts)
-        characters += sum(map(len, parts))
+    for sequences in texts:
+        chunk.append(sequences)
+        characters += sum(len(part) for parts in sequences for part in parts)
         if characters >= _CHARACTERS_AT_ONCE:
             yield chunk
             chunk, characters = [], 0
@@ -192,18 +204,24 @@ class _Tokenizer:
 
     exact = True
 
-    def __init__(self, name: str, trust_remote_code: bool) -> None:
+    def __init__(self, name: str, trust_remote_code: bool, *, is_chat: bool) -> None:
         self.name = _("tokenizer {name}").format(name=name)
         self._whole: Any = None
         self._fast: Any = None
+        self._end: int | None = None
+        beside = _beside(Path(name))
         try:
-            if Path(name).is_file():
+            if Path(name).is_file() and not (is_chat and beside.get("chat_template")):
                 import tokenizers
 
                 self._fast = tokenizers.Tokenizer.from_file(name)
+                end = beside.get("eos_token")
+                end = end.get("content") if isinstance(end, dict) else end
+                self._end = self._fast.token_to_id(end) if isinstance(end, str) else None
             else:
-                self._whole = _load_tokenizer(name, trust_remote_code)
+                self._whole = _load_tokenizer(str(Path(name).parent) if Path(name).is_file() else name, trust_remote_code)
                 self._fast = self._whole.backend_tokenizer if self._whole.is_fast else None
+                self._end = self._whole.eos_token_id
         except UsageError:
             raise
         except Exception as error:
@@ -215,8 +233,17 @@ class _Tokenizer:
             self._fast.no_padding()
         self.template: _Template | None = self._render if self._whole is not None and self._whole.chat_template else None
 
-    def count(self, texts: Sequence[str], *, special: bool) -> IntArray:
-        """Tokens of each text; `special`: with those that the tokenizer puts around a sequence."""
+    def count(self, sequences: Sequence[_Sequence], kind: _Kind) -> IntArray:
+        """Tokens of each, with the special ones around it."""
+        if kind == "decoder":
+            sizes = np.fromiter(map(len, sequences), np.int64, len(sequences))
+            tokens = self._count([part for parts in sequences for part in parts], special=False)
+            return np.add.reduceat(tokens, np.cumsum(sizes) - sizes) + len(self._leading) + (self._end is not None)
+        tokens = self._count(["".join(parts) for parts in sequences], special=kind != "chat")
+        is_without_end = (kind == "source" and not self._trailing) or (kind == "target" and self._end not in self._trailing)
+        return tokens + 1 if is_without_end and self._end is not None else tokens
+
+    def _count(self, texts: list[str], *, special: bool) -> IntArray:
         # Half of a surrogate pair is legal in JSON and in Python, and no text for a tokenizer.
         whole = [text.encode("utf-8", "replace").decode() for text in texts]
         if self._fast is not None:
@@ -225,14 +252,53 @@ class _Tokenizer:
             encoded = self._whole(whole, add_special_tokens=special, verbose=False)["input_ids"]
         return np.array([len(tokens) for tokens in encoded], dtype=np.int64)
 
+    @property
+    def _leading(self) -> list[int]:
+        return self._around[0]
+
+    @property
+    def _trailing(self) -> list[int]:
+        return self._around[1]
+
+    @functools.cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """Special tokens that stand before and behind a sequence, by trying."""
+        bare, whole = (self._ids("a", special=special) for special in (False, True))
+        for start in range(len(whole) - len(bare) + 1):
+            if whole[start : start + len(bare)] == bare:
+                return whole[:start], whole[start + len(bare) :]
+        return whole[: len(whole) - len(bare)], []
+
+    def _ids(self, text: str, *, special: bool) -> list[int]:
+        if self._fast is not None:
+            return list(self._fast.encode(text, add_special_tokens=special).ids)
+        return list(self._whole(text, add_special_tokens=special, verbose=False)["input_ids"])
+
     def _render(self, messages: list[Message]) -> str:
         import jinja2
 
         try:
-            return str(self._whole.apply_chat_template(messages, tokenize=False))
+            text = str(self._whole.apply_chat_template(messages, tokenize=False))
         except (jinja2.TemplateError, ValueError, IndexError) as error:
-            text = _("The chat template of {name} refuses the messages: {why}.")
-            raise UsageError(text.format(name=self.name, why=error)) from error
+            refused = _("The chat template of {name} refuses the messages: {why}.")
+            raise UsageError(refused.format(name=self.name, why=error)) from error
+        last = messages[-1] if messages else {"role": "", "content": ""}
+        spoken = str(last["content"]).strip()
+        # A template that writes nothing behind an answer gets the end token there.
+        is_open = last["role"] == "assistant" and bool(spoken) and text.rstrip().endswith(spoken)
+        return text + (self._whole.eos_token or "") if is_open else text
+
+
+def _beside(file: Path) -> dict[str, Any]:
+    """What transformers writes beside a tokenizer.json: which token is the end, and how a chat is written. Nothing for other names."""
+    if not file.is_file():
+        return {}
+    found: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        found = dict(json.loads(file.with_name("tokenizer_config.json").read_text(encoding="utf-8")))
+    if file.with_name("chat_template.jinja").is_file():
+        found.setdefault("chat_template", "chat_template.jinja")
+    return found
 
 
 def _load_tokenizer(name: str, trust_remote_code: bool) -> Any:
@@ -274,9 +340,9 @@ class _Guess:
             "scripts of India and South-East Asia, for every 2.5 of other alphabets"
         )
 
-    def count(self, texts: Sequence[str], *, special: bool) -> IntArray:  # noqa: ARG002
-        """Tokens of each text; a guess knows no special ones."""
-        return _guess(texts)
+    def count(self, sequences: Sequence[_Sequence], kind: _Kind) -> IntArray:  # noqa: ARG002
+        """Tokens of each; a guess knows no special ones."""
+        return _guess(["".join(parts) for parts in sequences])
 
 
 def _guess(texts: Sequence[str]) -> IntArray:

@@ -18,6 +18,7 @@ from brim.records.runs import DataCard
 from brim.trainer.data.classes import labels_of
 from brim.trainer.data.prepare import prepare_data
 from brim.trainer.data.tokens import IGNORED, TokenData
+from brim.workload.lengths import measure_lengths
 from tests.trainer.data.tokenizers_here import CHATML, tokenizer
 
 SFT = Path(__file__).parents[3] / "../shared/data/sft"
@@ -28,6 +29,8 @@ CHAT = [
     {"role": "user", "content": "And now?"},
     {"role": "assistant", "content": "hm! A river."},
 ]
+OPEN = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+"""A template that writes nothing behind an answer."""
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r"), min_size=1, max_size=30).filter(
     lambda text: bool(text.strip()) and "<" not in text
 )
@@ -101,6 +104,59 @@ def test_an_end_that_is_there_is_not_put_there_twice_and_a_tokenizer_may_have_no
     card = prepared(data, words)
     assert words.decode(sequences(card)[1]["input_ids"]) == "a lamp"
     assert any("no end token" in note for note in card.notes)
+
+
+@pytest.mark.parametrize("around", ["<s> $A </s>", "<s> $A", "$A </s>", "$A"])
+@pytest.mark.parametrize("has_end", [True, False])
+@pytest.mark.parametrize(
+    ("task", "template", "rows"),
+    [
+        ("causal-lm", None, [{"prompt": "the river", "response": "a stone " * count} for count in range(1, 9)]),
+        ("causal-lm", None, [{"text": "the river and " * count} for count in range(1, 9)]),
+        ("causal-lm", None, [{"prompt": "", "response": "a lamp"}]),
+        *(
+            ("causal-lm", template, [{"messages": CHAT[: 2 * count + 1]} for count in (1, 2)])
+            for template in (None, CHATML, OPEN)
+        ),
+        ("seq2seq", None, [{"source": "the river " * count, "target": "a stone"} for count in range(1, 9)]),
+        ("classification", None, [{"text": "the river " * count, "label": count % 2} for count in range(1, 9)]),
+    ],
+    ids=["answers", "texts", "no question", "chats", "chats by template", "chats without an end", "seq2seq", "classification"],
+)
+def test_a_plan_counts_the_tokens_that_are_trained(
+    tmp_path: Path, around: str, has_end: bool, task: Any, template: str | None, rows: list[Any]
+) -> None:
+    words = tokenizer(around)
+    words.chat_template = template
+    if not has_end:
+        words.eos_token = None
+    words.save_pretrained(tmp_path / "words")
+    data = jsonl(tmp_path / "a.jsonl", *rows)
+    trained = sequences(prepared(data, words, task=task))
+    for name in ("words", "words/tokenizer.json"):
+        counted = measure_lengths(data, tokenizer=str(tmp_path / name), task=task)
+        assert counted.tokens.tolist() == [len(row["input_ids"]) for row in trained]
+        if task == "seq2seq":
+            assert counted.target_tokens.tolist() == [len(row["labels"]) for row in trained]
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "name"),
+    [
+        ({"text": "the river", "label": 1}, None, "label"),
+        ({"sentence": "the river", "category": "water"}, None, "category"),
+        ({"text": "the river", "label": 1}, {"text": "text"}, None),
+        ({"text": "the river", "prompt": "a", "response": "b", "label": 1}, None, None),
+        ({"text": "the river", "number": 1}, None, None),
+    ],
+)
+def test_a_class_beside_a_text_is_not_passed_over_in_silence(
+    tmp_path: Path, words: Any, row: Any, columns: Any, name: str | None
+) -> None:
+    data = jsonl(tmp_path / "a.jsonl", row)
+    for _time in range(2):  # the second finds it in the cache
+        notes = prepared(data, words, columns=columns).notes
+        assert any(f"The column {name} is not read" in note for note in notes) == (name is not None)
 
 
 def test_what_is_too_long_is_cut_at_the_right_without_an_end_and_counted(tmp_path: Path, words: Any) -> None:

@@ -1,0 +1,59 @@
+"""Numbers on the command line, and what is said of one that cannot be meant."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import click
+
+from brim.locale import _
+
+
+class WholeNumber(click.ParamType[int]):
+    """`WholeNumber(1)`: 1, 2, 3, ..."""
+
+    name = "integer"
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number; one click.BadParameter where it is none, or too small."""
+        try:
+            number = int(value)
+            is_whole = not isinstance(value, bool) and (isinstance(value, str) or number == value)
+        except (TypeError, ValueError, OverflowError):
+            number, is_whole = 0, False
+        if not is_whole:
+            self.fail(_("{value} is not a whole number.").format(value=repr(value)), param, ctx)
+        if number < self.least:
+            self.fail(_("{value} is less than {least}.").format(value=number, least=self.least), param, ctx)
+        return number
+
+
+class Number(click.ParamType[float]):
+    """`Number(0)`: 0 and above. `Number(above=0)`: above 0."""
+
+    name = "float"
+
+    def __init__(self, least: float | None = None, *, above: float | None = None) -> None:
+        self.least, self.above = least, above
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number; one click.BadParameter where it is none, or too small."""
+        try:
+            number = float("nan" if isinstance(value, bool) else value)
+        except (TypeError, ValueError, OverflowError):
+            number = float("nan")
+        if number != number:
+            self.fail(_("{value} is not a number.").format(value=repr(value)), param, ctx)
+        if self.above is not None and number <= self.above:
+            self.fail(_("{value:g} is not above {bound:g}.").format(value=number, bound=self.above), param, ctx)
+        if self.least is not None and number < self.least:
+            self.fail(_("{value:g} is less than {least:g}.").format(value=number, least=self.least), param, ctx)
+        return number
+
+
+POSITIVE: Final[dict[str, Any]] = {"type": WholeNumber(1), "metavar": "N"}
+COUNT: Final[dict[str, Any]] = {"type": WholeNumber(0), "metavar": "N"}
+ABOVE_ZERO: Final[dict[str, Any]] = {"type": Number(above=0), "metavar": "X"}
