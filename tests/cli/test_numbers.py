@@ -34,6 +34,8 @@ def test_a_whole_number_is_read(value: Any, number: int) -> None:
         (Number(0), True, "True is not a number."),
         (Number(0), "-0.5", "-0.5 is less than 0."),
         (Number(above=0), "0", "0 is not above 0."),
+        (Number(0.1), "0.09999999", "0.09999999 is less than 0.1."),
+        (WholeNumber(1), "99999999999999999999", "99999999999999999999 is too large."),
     ],
 )
 def test_what_cannot_be_meant_is_told(kind: Any, value: Any, said: str) -> None:
@@ -60,3 +62,9 @@ def test_the_config_file_is_held_to_the_same(cli: Cli, tmp_path: Path) -> None:
     ended = cli("estimate", "tinyllama-1.1b", "--config", str(tmp_path / "brim.yaml"))
     assert ended.code == 2
     assert "micro_batch: 2.5 is not a whole number." in ended.err
+
+
+def test_help_tells_the_bounds(cli: Cli) -> None:
+    assert "[x>=12]" in cli("verify", "--help").out
+    assert "[x>=0.1]" in cli("watch", "--help").out
+    assert "[x>0]" in cli("train", "--help").out

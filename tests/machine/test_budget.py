@@ -140,7 +140,7 @@ def test_a_child_that_hangs_is_ended_in_time(server: ForkServer) -> None:
     outcome = server.run(tasks.sleep, 600, timeout_seconds=0.5)
     assert outcome.verdict == "timeout"
     assert "0.5 s" in outcome.message
-    assert outcome.seconds < 120
+    assert outcome.seconds < 30
     assert server.run(tasks.double, 1).value == 2  # and the server serves on
 
 

@@ -63,6 +63,12 @@ def never_more_than_one(alive: list[str]) -> None:
         pytest.fail(f"workers that lived at once: {sorted(alive)}")
 
 
+def none_is_taken(settings: LoaderSettings) -> None:
+    """Workers that do not work are never taken, however the clock ran."""
+    if settings.num_workers:
+        pytest.fail(f"{settings.num_workers} workers were taken")
+
+
 @by_the_clock
 def test_items_that_take_no_time_need_no_worker() -> None:
     settings = tuned(Slow(0))
@@ -155,9 +161,14 @@ def test_shared_memory_is_counted_in_batches_in_flight() -> None:
 @by_the_clock
 def test_an_upper_limit_of_ones_own_holds(tmp_path: Path) -> None:
     settings = tuned(Noted(tmp_path, 0.02), most_workers=1)
-    never_more_than_one([path.read_text() for path in tmp_path.iterdir()])
+    lived = [path.read_text() for path in tmp_path.iterdir()]
+    assert lived
+    never_more_than_one(lived)
     assert settings.num_workers == 1
     assert "most_workers holds num_workers at 1." in settings.reasons
+
+
+def test_an_upper_limit_of_none_holds() -> None:
     assert tuned(Slow(0.01), most_workers=0).reasons[1] == "most_workers holds num_workers at 0."
 
 
@@ -167,7 +178,10 @@ def test_pinning_is_for_accelerators_with_workers() -> None:
     assert settings.pin_memory
     assert any(reason.startswith("pin_memory is on, because") for reason in settings.reasons)
     assert not any("stood for" in reason for reason in settings.reasons)
-    assert not tuned(Slow(0), device="cuda").pin_memory
+
+
+def test_nothing_is_pinned_without_workers_or_for_devices_that_cannot_use_it() -> None:
+    assert not tuned(Slow(0.01), device="cuda", most_workers=0).pin_memory
     assert not tuned(Slow(0.005), device="mps", most_workers=1).pin_memory
 
 
@@ -175,7 +189,7 @@ def test_pinning_is_for_accelerators_with_workers() -> None:
 @by_the_clock
 def test_workers_that_do_not_work_are_a_result(signal_number: int | None) -> None:
     settings = tuned(BrokenInWorkers(0.005, signal_number))
-    assert settings.num_workers == 0
+    none_is_taken(settings)
     said = "ValueError: this handle" if signal_number is None else "RuntimeError: DataLoader worker (pid"
     assert settings.reasons[1].startswith(f"A failure holds num_workers at 0; with 1 it was: {said}")
     assert "\n" not in settings.reasons[1]
@@ -196,7 +210,7 @@ def test_a_data_set_that_no_fresh_process_can_receive_gets_no_worker(monkeypatch
 
     monkeypatch.setattr(loader_runs, "start_method", lambda: "spawn")
     settings = tuned(Local(0.01))
-    assert settings.num_workers == 0
+    none_is_taken(settings)
     assert "with 1 it was: " in settings.reasons[1]
     assert "pickle" in settings.reasons[1]
 

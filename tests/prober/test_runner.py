@@ -155,7 +155,8 @@ def test_a_cliff_in_speed_is_thrashing_on_a_gpu_alone(server: ForkServer) -> Non
     verdicts = [tried.run(exam(size)).verdict for size in (2, 3, 4)]
     assert verdicts == ["ok", "ok", "thrashing"]
     here = runner(subject, server)
-    assert [here.run(exam(size)).verdict for size in (2, 4)] == ["ok", "ok"]
+    if [here.run(exam(size)).verdict for size in (2, 4)] != ["ok", "ok"]:
+        pytest.fail("a cliff on the CPU is no thrashing, however the clock ran")
 
 
 @by_the_clock

@@ -118,6 +118,23 @@ def test_every_engine_takes_the_steps_of_one_process(model: Path, alone: Path, t
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "run").dtype == torch.float32
 
 
+@slow
+@pytest.mark.parametrize(
+    ("sharding", "offload"),
+    [("zero1", "optimizer"), ("zero2", "optimizer"), ("zero3", "optimizer"), ("zero3", "parameters"), ("fsdp", "parameters")],
+)
+def test_so_it_does_with_a_part_in_the_hosts_memory(
+    model: Path, alone: Path, tmp_path: Path, sharding: str, offload: str
+) -> None:
+    _need(sharding)
+    assert train(model, tmp_path / "run", gpus=2, sharding=sharding, offload=offload, max_steps=3).finished
+    card = RunCard.read(tmp_path / "run" / "run.json")
+    assert any("On the CPU --offload saves nothing" in note for note in card.notes)
+    # And a run goes on with it, or without.
+    assert train(None, tmp_path / "run", max_steps=STEPS, offload="none").finished
+    is_like(tmp_path / "run", alone)
+
+
 @pytest.mark.parametrize(
     "way",
     [

@@ -6,16 +6,21 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from brim.trainer import launching
+from brim.trainer import group, launching
 
 SLEEP = f"{launching._QUIET_END}print('begun', flush=True)\nimport time\ntime.sleep(600)"
 
 
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def started() -> subprocess.Popen[bytes]:
-    with launching._interruptions_held_back():
+    with launching._held_back():
         return subprocess.Popen(
             [sys.executable, "-c", SLEEP], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             # A job in the background has it ignored from its shell, and hands that on.
@@ -34,7 +39,19 @@ def test_an_interruption_at_any_moment_of_the_start_ends_it_without_a_word(secon
 
 def test_interruptions_are_held_back_no_longer_than_that() -> None:
     started().kill()
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_a_process_that_cannot_be_started_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_words: object, **_settings: object) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    before = descriptors()
+    with pytest.raises(OSError, match="no more processes"):
+        launching.launch(tmp_path)
+    assert descriptors() == before
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def test_what_came_before_the_process_was_there_is_handed_on_when_it_is() -> None:
@@ -44,3 +61,12 @@ def test_what_came_before_the_process_was_there_is_handed_on_when_it_is() -> Non
     relay.begin(process)
     process.communicate(timeout=60)
     assert (process.returncode, relay.handed) == (-signal.SIGTERM, {signal.SIGTERM})
+
+
+def test_so_is_what_came_before_there_was_a_launcher(tmp_path: Path) -> None:
+    ears = group._Ears(tmp_path)
+    ears.hear(signal.SIGINT, None)
+    process = started()
+    ears.begin(process)
+    process.communicate(timeout=60)
+    assert (process.returncode, ears.heard) == (-signal.SIGTERM, [signal.SIGINT])

@@ -63,6 +63,27 @@ def test_a_first_machine_that_refuses_ends_the_others_with_its_reason(tmp_path: 
 
 
 @pytest.mark.slow
+def test_machines_that_are_started_together_all_refuse_bad_data(tmp_path: Path) -> None:
+    model, rows = write_model(tmp_path / "model"), tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a", "response": "b"}\n' * 3 + "oops\n" * 7, encoding="utf-8")
+    words, port = (str(model), "--data", str(rows), "-o", str(tmp_path / "run")), free_port()
+    for process in [machine(number, port, *words) for number in (1, 0)]:
+        code, out, err = ended(process)
+        assert (code, out) == (2, "")
+        assert "rows.jsonl, line 4" in err
+
+
+@pytest.mark.slow
+def test_machines_that_are_started_together_hear_of_a_refusal(tmp_path: Path) -> None:
+    model, port = write_model(tmp_path / "model"), free_port()
+    words = (str(model), "--data", str(data_file()), "-o", str(tmp_path / "run"), "--memory", "4MiB")
+    for process in [machine(number, port, *words) for number in (0, 1)]:
+        code, _out, err = ended(process)
+        assert code == 1, err[-4000:]
+        assert "4.00 MiB" in err
+
+
+@pytest.mark.slow
 def test_two_machines_take_the_steps_of_one_run(tmp_path: Path) -> None:
     model, port = write_model(tmp_path / "model"), free_port()
     words = (str(model), "--data", str(data_file()), "-o", str(tmp_path / "run"))

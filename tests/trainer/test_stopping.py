@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import multiprocessing
 import os
@@ -75,6 +76,10 @@ def test_the_first_signal_finishes_the_step_and_saves_it(tmp_path: Path, capfd: 
     assert torch.equal(weights(again.model), weights(straight.model))
     # The evaluation at the end of the epoch was due at step 3, and made when the run went on.
     assert [entry["step"] for entry in again.state.log_history if "eval_loss" in entry] == [3, 6]
+
+
+def test_one_press_may_take_a_second_to_come_twice() -> None:
+    assert 0.5 <= inspect.signature(StopOnSignal).parameters["same_press_seconds"].default <= 3
 
 
 def test_the_second_signal_ends_it_at_once(tmp_path: Path) -> None:

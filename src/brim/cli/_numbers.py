@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import click
 
 from brim.locale import _
 
+_MOST: Final = 1 << 53
+"""Beyond this a float does not tell whole numbers apart, and nothing that is counted here comes near it."""
 
-class WholeNumber(click.ParamType[int]):
+
+class WholeNumber(click.IntRange):
     """`WholeNumber(1)`: 1, 2, 3, ..."""
 
     name = "integer"
 
     def __init__(self, least: int) -> None:
+        super().__init__(min=least)
         self.least = least
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
@@ -28,29 +33,32 @@ class WholeNumber(click.ParamType[int]):
             self.fail(_("{value} is not a whole number.").format(value=repr(value)), param, ctx)
         if number < self.least:
             self.fail(_("{value} is less than {least}.").format(value=number, least=self.least), param, ctx)
+        if number > _MOST:
+            self.fail(_("{value} is too large.").format(value=number), param, ctx)
         return number
 
 
-class Number(click.ParamType[float]):
+class Number(click.FloatRange):
     """`Number(0)`: 0 and above. `Number(above=0)`: above 0."""
 
     name = "float"
 
     def __init__(self, least: float | None = None, *, above: float | None = None) -> None:
+        super().__init__(min=least if above is None else above, min_open=above is not None)
         self.least, self.above = least, above
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number; one click.BadParameter where it is none, or too small."""
         try:
-            number = float("nan" if isinstance(value, bool) else value)
+            number = math.nan if isinstance(value, bool) else float(value)
         except (TypeError, ValueError, OverflowError):
-            number = float("nan")
-        if number != number:
+            number = math.nan
+        if math.isnan(number):
             self.fail(_("{value} is not a number.").format(value=repr(value)), param, ctx)
         if self.above is not None and number <= self.above:
-            self.fail(_("{value:g} is not above {bound:g}.").format(value=number, bound=self.above), param, ctx)
+            self.fail(_("{value} is not above {bound:g}.").format(value=value, bound=self.above), param, ctx)
         if self.least is not None and number < self.least:
-            self.fail(_("{value:g} is less than {least:g}.").format(value=number, least=self.least), param, ctx)
+            self.fail(_("{value} is less than {least}.").format(value=value, least=f"{self.least:g}"), param, ctx)
         return number
 
 

@@ -59,7 +59,7 @@ def check(settings: Settings, config: Mapping[str, Any] | None, gpu: GPU | None)
     if config is not None:
         _check_config(config)
         _check_length(settings, config)
-    return [*_parallel_warnings(settings), *_precision_warnings(settings, gpu), *_length_warnings(settings, config)]
+    return [*_parallel_warnings(settings, gpu), *_precision_warnings(settings, gpu), *_length_warnings(settings, config)]
 
 
 def check_module(given: Settings, *, has_step: bool) -> None:
@@ -199,7 +199,9 @@ def _check_gpu(settings: Settings, gpu: GPU) -> None:
         raise UnsupportedError(text.format(gpu=gpu.label), hint=_("Take --attention sdpa."))
 
 
-def _parallel_warnings(settings: Settings) -> Iterator[str]:
+def _parallel_warnings(settings: Settings, gpu: GPU | None) -> Iterator[str]:
+    if settings.offload != "none" and gpu is None:
+        yield _("On the CPU --offload saves nothing: what it moves is in the host's memory already, and is counted.")
     if settings.method == "qlora" and settings.sharding in {"zero3", "fsdp"}:
         yield _(
             "QLoRA under {sharding} is taken with bnb_4bit_quant_storage in the compute dtype (bitsandbytes 0.43 or newer); "

@@ -171,7 +171,7 @@ class Question:
     def stream(self, obtained: Obtained) -> Trace:
         """What one rank really asks its allocator for."""
         trace = obtained.trace
-        parallel = parallel_of(self.settings, self.config)
+        parallel = parallel_of(self.settings, self.config, on_cpu=self.where.gpu is None)
         if parallel is not None:
             trace = shard(trace, parallel)[0]
         return trace if self.where.gpu is None else with_workspaces(trace, self.where.outside(self.settings.ranks))

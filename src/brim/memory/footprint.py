@@ -206,7 +206,7 @@ class Footprint:
     def _replayed(self, micro_batch: int, obtained: Obtained) -> int:
         question = self._at(micro_batch)
         trace = obtained.trace
-        parallel = parallel_of(question.settings, question.config)
+        parallel = parallel_of(question.settings, question.config, on_cpu=question.where.gpu is None)
         if parallel is not None:
             trace = shard(trace, parallel)[0]
         if question.where.gpu is None:

@@ -37,14 +37,14 @@ def has_master(settings: Settings) -> bool:
     return settings.sharding in ENGINES and settings.precision != "fp32"
 
 
-def parallel_of(settings: Settings, config: Mapping[str, Any] | None) -> Parallel | None:
-    """How the step is spread; None for one device."""
+def parallel_of(settings: Settings, config: Mapping[str, Any] | None, *, on_cpu: bool = False) -> Parallel | None:
+    """How the step is spread; None for one device. On the CPU what is offloaded stays where it is, and counts."""
     if settings.sharding in {None, "none"}:
         return None
     return Parallel(
         sharding=cast("Any", settings.sharding),
         ranks=settings.ranks,
-        offload=settings.offload,
+        offload="none" if on_cpu else settings.offload,
         master=has_master(settings),
         hidden=width_of(config),
         gradient_as_bucket_view=settings.gradient_as_bucket_view,

@@ -66,11 +66,9 @@ class Door:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        try:
-            if isinstance(error, Exception) and not self._is_over.is_set():
-                self._linger()
-        finally:
-            self._end("finished" if error is None else "failed", error)
+        if isinstance(error, Exception):
+            self._linger()
+        self._end("finished" if error is None else "failed", error)
 
     def open(self) -> None:
         """All is prepared: the machines may meet here."""
@@ -78,12 +76,15 @@ class Door:
 
     def refuse(self, error: BrimError) -> None:
         """They are not to begin."""
+        self._linger()
         self._end("failed", error)
 
     def _linger(self) -> None:
         end = time.monotonic() + _LINGER_SECONDS
-        while len(self._waiting) < self._others and time.monotonic() < end:
-            time.sleep(_LOOK_SECONDS / 4)
+        # Who does not care to wait is told what went wrong at once.
+        with contextlib.suppress(KeyboardInterrupt):
+            while not self._is_over.is_set() and len(self._waiting) < self._others and time.monotonic() < end:
+                time.sleep(_LOOK_SECONDS / 4)
 
     def _end(self, word: Word, error: BaseException | None = None) -> None:
         if self._is_over.is_set():

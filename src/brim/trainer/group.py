@@ -98,33 +98,38 @@ def train_in_group(folder: Path, group: Group, *, module: str, say: Callable[[st
 def _once(folder: Path, group: Group, module: str) -> Ended:
     with tempfile.TemporaryDirectory(prefix="brim-ranks-") as outbox:
         command = [sys.executable, "-m", "brim.trainer.starting", *group.command(folder, module)]
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            # Standard output is for the answer of the command that was called.
-            stdout=sys.stderr.fileno() if has_descriptor() else None,
-            env=_environment(group, outbox),
-            process_group=0,
-        )
-        patience = _PATIENCE_SECONDS
-        try:
-            with _listening(process, Path(outbox)) as handed:
-                while True:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        status = process.wait(_LOOK_SECONDS)
-                        break
-                    if len(handed) > 1:
-                        patience -= _LOOK_SECONDS
-                    if patience <= 0:  # they were asked twice: one may be where no signal reaches it
-                        kill_group(process.pid)
-        finally:
+        with _listening(Path(outbox)) as ears:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                # Standard output is for the answer of the command that was called.
+                stdout=sys.stderr.fileno() if has_descriptor() else None,
+                env=_environment(group, outbox),
+                process_group=0,
+            )
+            try:
+                ears.begin(process)
+                status = _waited(process, ears)
+            finally:
+                kill_group(process.pid)
+                process.wait()
+                for pid in _processes(Path(outbox)):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(os.getpgid(pid), signal.SIGKILL) if os.getpgid(pid) != os.getpgid(0) else os.kill(
+                            pid, signal.SIGKILL
+                        )
+        return _judged(_said(Path(outbox)), status, ears.heard, folder)
+
+
+def _waited(process: subprocess.Popen[bytes], ears: _Ears) -> int:
+    patience = _PATIENCE_SECONDS
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(_LOOK_SECONDS)
+        if len(ears.heard) > 1:
+            patience -= _LOOK_SECONDS
+        if patience <= 0:  # they were asked twice: one may be where no signal reaches it
             kill_group(process.pid)
-            for pid in _processes(Path(outbox)):
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(os.getpgid(pid), signal.SIGKILL) if os.getpgid(pid) != os.getpgid(0) else os.kill(
-                        pid, signal.SIGKILL
-                    )
-        return _judged(_said(Path(outbox)), status, handed, folder)
 
 
 def _environment(group: Group, outbox: str) -> dict[str, str]:
@@ -187,36 +192,47 @@ def _judged(said: list[Ended], status: int, handed: list[int], folder: Path) -> 
     )
 
 
-@contextlib.contextmanager
-def _listening(process: subprocess.Popen[bytes], outbox: Path) -> Iterator[list[int]]:
+class _Ears:
     """Signals are for the ranks themselves: a launcher would give them thirty seconds, and a step and its checkpoint may take longer.
 
-    Ranks finish their step, save and stop at the first; a second one ends them. The signals that came are what comes out.
+    Ranks finish their step, save and stop at the first; a second one ends them. What comes before there is a launcher, it gets then.
     """
-    heard: list[int] = []
 
-    def hand_on(number: int, _frame: FrameType | None) -> None:
-        heard.append(number)
-        pids = _processes(outbox)
+    def __init__(self, outbox: Path) -> None:
+        self.heard: list[int] = []
+        self._outbox = outbox
+        self._launcher: subprocess.Popen[bytes] | None = None
+
+    def begin(self, launcher: subprocess.Popen[bytes]) -> None:
+        self._launcher = launcher
+        if self.heard:
+            self._pass_on()
+
+    def hear(self, number: int, _frame: FrameType | None) -> None:
+        self.heard.append(number)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        pids = _processes(self._outbox)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGINT)
-        if not pids:
+        if not pids and self._launcher is not None:
             with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
+                self._launcher.send_signal(signal.SIGTERM)
 
+
+@contextlib.contextmanager
+def _listening(outbox: Path) -> Iterator[_Ears]:
+    ears = _Ears(outbox)
     before: dict[int, Any] = {}
     with contextlib.suppress(ValueError):  # not the main thread: signals are somebody else's
         for number in _HEARD:
             # A signal that whoever started us ignores (nohup) stays ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, hand_on)
+                before[number] = signal.signal(number, ears.hear)
     try:
-        yield heard
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
+        yield ears
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)

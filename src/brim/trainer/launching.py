@@ -34,7 +34,7 @@ _QUIET_END = """\
 import signal, sys
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTSTP})
 """
 """An interruption while Python starts or imports ends it on the spot, without a traceback; one that is ignored (nohup) stays so."""
 QUIET_ON_CPU = {"DS_ACCELERATOR": "cpu"}
@@ -51,20 +51,25 @@ def launch(folder: Path, *, module: str = "brim.trainer.worker", device: str = "
     environment[PARENT_VARIABLE] = str(os.getpid())
     program = f"{_QUIET_END}sys.path.insert(0, {source!r})\nfrom {module} import main\nmain(sys.argv[1:])"
     with _handing_on() as relay:
-        with _interruptions_held_back():
-            process = subprocess.Popen(
-                [sys.executable, "-c", program, str(folder)],
-                pass_fds=[writer],
-                stdin=subprocess.DEVNULL,
-                # Standard output is for the answer of the command that was called.
-                stdout=sys.stderr.fileno() if has_descriptor() else None,
-                env=environment,
-                # A group of its own: Ctrl-C reaches this process, which hands it on once.
-                process_group=0,
-            )
         try:
+            with _held_back():
+                process = subprocess.Popen(
+                    [sys.executable, "-c", program, str(folder)],
+                    pass_fds=[writer],
+                    stdin=subprocess.DEVNULL,
+                    # Standard output is for the answer of the command that was called.
+                    stdout=sys.stderr.fileno() if has_descriptor() else None,
+                    env=environment,
+                    # A group of its own: Ctrl-C reaches this process, which hands it on once.
+                    process_group=0,
+                )
+                relay.begin(process)
+        except OSError:
+            os.close(reader)
+            raise
+        finally:
             os.close(writer)
-            relay.begin(process)
+        try:
             told = _read(reader, process)
             status = process.wait()
         finally:
@@ -134,9 +139,9 @@ class _Relay:
 
 
 @contextlib.contextmanager
-def _interruptions_held_back() -> Iterator[None]:
-    """A process that is started meanwhile has them held back too, until `_QUIET_END`."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _held_back() -> Iterator[None]:
+    """Ctrl-C and Ctrl-Z. A process that is started meanwhile has them held back too, until `_QUIET_END`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTSTP})
     try:
         yield
     finally:

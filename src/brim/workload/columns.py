@@ -74,6 +74,11 @@ class Layout:
         raise UsageError(text.format(found=_listed(row), known=known), hint=_("Rename the columns."))
 
     @staticmethod
+    def labelled(row: Mapping[str, Any]) -> Layout:
+        """For a classifier; the usual columns where no row has a class, for then only the text counts."""
+        return next((layout for layout in _LABELLED if layout.fits(row)), None) or Layout.of(row)
+
+    @staticmethod
     def named(columns: Mapping[str, str], task: Task | None = None) -> Layout:
         """The columns that the user named, by what they mean: `{"source": "question", "target": "answer"}`."""
         _check_meanings(columns, task)
@@ -97,6 +102,13 @@ class Layout:
                 raise UsageError(_("The column {name} holds no list of messages.").format(name=name))
             found += [_message(message, name) for message in value]
         return found
+
+    def unread_class(self, row: Mapping[str, Any]) -> str | None:
+        """The column with a class that this row has beside its text, where the text alone is read."""
+        if self.has_target or self.label is not None:
+            return None
+        beside = [one.label for one in _LABELLED if one.source == self.source and one.label is not None]
+        return next((name for name in beside if row.get(name) is not None), None)
 
     def suited_to(self, row: Mapping[str, Any]) -> Layout:
         """The same; a chat, where source and target are two parts of one, as TRL writes it."""
@@ -135,12 +147,6 @@ def holds_messages(value: Any) -> bool:
 def is_no_number(value: Any) -> bool:
     """NaN and the infinities: how tables write that a cell is empty."""
     return isinstance(value, float) and not math.isfinite(value)
-
-
-def class_beside_text(row: Mapping[str, Any]) -> str | None:
-    """The column with a class, in a row whose text would be learnt as a text."""
-    fitting = [layout.label for layout in _LABELLED if layout.fits(row)]
-    return fitting[0] if fitting and not Layout.of(row).has_target else None
 
 
 _LAYOUTS: Final = (
@@ -183,8 +189,11 @@ def _message(message: Mapping[str, Any], column: str) -> Message:
 
 
 def _last_is_target(messages: list[Message]) -> Example:
-    given = messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
-    return Example(_joined(given), _joined(messages[len(given) :]))
+    """The last answer is what is learnt, and nothing is learnt from what follows it."""
+    answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    if not answers:
+        return Example(_joined(messages))
+    return Example(_joined(messages[: answers[-1]]), _joined([messages[answers[-1]]]))
 
 
 def _joined(messages: Iterable[Message]) -> str:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from brim.errors import UsageError
 from brim.locale import _
+from brim.workload.chats import is_open, refusals
 from brim.workload.columns import Layout
 from brim.workload.reading import read_rows
 from brim.workload.records import LengthCount
@@ -44,6 +45,9 @@ IntArray = npt.NDArray[np.int64]
 MOST_BARS: Final = 512
 _Kind = Literal["decoder", "chat", "source", "target", "classified"]
 """What is read: special tokens stand around each in a way of its own."""
+_PLAIN_CLASSES: Final = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
+_CHANGING: Final = frozenset({"add_bos_token", "add_eos_token", "add_prefix_space", "auto_map", "extra_special_tokens"})
+_PROBES: Final = ("a", "the", "1", "我", "э")
 _CHARACTERS_AT_ONCE: Final = 1 << 18
 
 # Characters a token, by kind of script; 0 stands for what counts like its neighbour.
@@ -136,7 +140,7 @@ def measure_lengths(
     rows = read_rows(path)
     first = next(rows)
     with _naming(path, 1):
-        layout = Layout.of(first)
+        layout = Layout.labelled(first) if task == "classification" else Layout.of(first)
         if task == "seq2seq" and not layout.has_target:
             raise UsageError(_("A seq2seq model needs a source and a target, and there is only {name}.").format(name=layout.name))
     is_chat = layout.is_chat and task == "causal-lm"
@@ -200,7 +204,7 @@ def _chunks(texts: Iterator[tuple[_Sequence, ...]]) -> Iterator[list[tuple[_Sequ
 
 
 class _Tokenizer:
-    """A tokenizer of transformers, or the bare `tokenizer.json`, which loads in a tenth of the time."""
+    """A tokenizer of transformers, as `brim train` loads it; or its `tokenizer.json` alone, where that comes to the same."""
 
     exact = True
 
@@ -209,19 +213,18 @@ class _Tokenizer:
         self._whole: Any = None
         self._fast: Any = None
         self._end: int | None = None
-        beside = _beside(Path(name))
+        self._end_text = ""
         try:
-            if Path(name).is_file() and not (is_chat and beside.get("chat_template")):
-                import tokenizers
-
-                self._fast = tokenizers.Tokenizer.from_file(name)
-                end = beside.get("eos_token")
-                end = end.get("content") if isinstance(end, dict) else end
-                self._end = self._fast.token_to_id(end) if isinstance(end, str) else None
+            path = Path(name)
+            if path.is_file() and path.name != "config.json":
+                self._fast = _load_file(path)
+            elif (found := _bare(path, is_chat=is_chat)) is not None:
+                self._fast, self._end_text = found
+                self._end = self._fast.token_to_id(self._end_text)
             else:
-                self._whole = _load_tokenizer(str(Path(name).parent) if Path(name).is_file() else name, trust_remote_code)
+                self._whole = _load_tokenizer(str(path.parent) if path.is_file() else name, trust_remote_code)
                 self._fast = self._whole.backend_tokenizer if self._whole.is_fast else None
-                self._end = self._whole.eos_token_id
+                self._end, self._end_text = self._whole.eos_token_id, self._whole.eos_token or ""
         except UsageError:
             raise
         except Exception as error:
@@ -238,10 +241,18 @@ class _Tokenizer:
         if kind == "decoder":
             sizes = np.fromiter(map(len, sequences), np.int64, len(sequences))
             tokens = self._count([part for parts in sequences for part in parts], special=False)
-            return np.add.reduceat(tokens, np.cumsum(sizes) - sizes) + len(self._leading) + (self._end is not None)
+            return np.add.reduceat(tokens, np.cumsum(sizes) - sizes) + len(self._around[0]) + self._ends_missing(sequences)
         tokens = self._count(["".join(parts) for parts in sequences], special=kind != "chat")
-        is_without_end = (kind == "source" and not self._trailing) or (kind == "target" and self._end not in self._trailing)
-        return tokens + 1 if is_without_end and self._end is not None else tokens
+        trailing = self._around[1]
+        if (kind == "source" and not trailing) or (kind == "target" and self._end not in trailing):
+            tokens += self._ends_missing(sequences)
+        return tokens
+
+    def _ends_missing(self, sequences: Sequence[_Sequence]) -> IntArray:
+        """1 where the end token is put behind a sequence, 0 where its text has it there already, or there is none."""
+        if self._end is None:
+            return np.zeros(len(sequences), np.int64)
+        return np.array([not parts[-1].endswith(self._end_text) for parts in sequences], np.int64)
 
     def _count(self, texts: list[str], *, special: bool) -> IntArray:
         # Half of a surrogate pair is legal in JSON and in Python, and no text for a tokenizer.
@@ -252,22 +263,15 @@ class _Tokenizer:
             encoded = self._whole(whole, add_special_tokens=special, verbose=False)["input_ids"]
         return np.array([len(tokens) for tokens in encoded], dtype=np.int64)
 
-    @property
-    def _leading(self) -> list[int]:
-        return self._around[0]
-
-    @property
-    def _trailing(self) -> list[int]:
-        return self._around[1]
-
     @functools.cached_property
     def _around(self) -> tuple[list[int], list[int]]:
         """Special tokens that stand before and behind a sequence, by trying."""
-        bare, whole = (self._ids("a", special=special) for special in (False, True))
+        pairs = ([self._ids(text, special=special) for special in (False, True)] for text in _PROBES)
+        bare, whole = next((pair for pair in pairs if pair[0]), ([], []))
         for start in range(len(whole) - len(bare) + 1):
             if whole[start : start + len(bare)] == bare:
                 return whole[:start], whole[start + len(bare) :]
-        return whole[: len(whole) - len(bare)], []
+        return [], []
 
     def _ids(self, text: str, *, special: bool) -> list[int]:
         if self._fast is not None:
@@ -275,30 +279,39 @@ class _Tokenizer:
         return list(self._whole(text, add_special_tokens=special, verbose=False)["input_ids"])
 
     def _render(self, messages: list[Message]) -> str:
-        import jinja2
-
         try:
             text = str(self._whole.apply_chat_template(messages, tokenize=False))
-        except (jinja2.TemplateError, ValueError, IndexError) as error:
+        except refusals() as error:
             refused = _("The chat template of {name} refuses the messages: {why}.")
             raise UsageError(refused.format(name=self.name, why=error)) from error
-        last = messages[-1] if messages else {"role": "", "content": ""}
-        spoken = str(last["content"]).strip()
-        # A template that writes nothing behind an answer gets the end token there.
-        is_open = last["role"] == "assistant" and bool(spoken) and text.rstrip().endswith(spoken)
-        return text + (self._whole.eos_token or "") if is_open else text
+        lacks_end = bool(messages) and is_open(messages[-1], text) and not text.endswith(self._end_text)
+        return text + self._end_text if lacks_end else text
 
 
-def _beside(file: Path) -> dict[str, Any]:
-    """What transformers writes beside a tokenizer.json: which token is the end, and how a chat is written. Nothing for other names."""
-    if not file.is_file():
-        return {}
-    found: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        found = dict(json.loads(file.with_name("tokenizer_config.json").read_text(encoding="utf-8")))
-    if file.with_name("chat_template.jinja").is_file():
-        found.setdefault("chat_template", "chat_template.jinja")
-    return found
+def _load_file(path: Path) -> Any:
+    import tokenizers
+
+    return tokenizers.Tokenizer.from_file(str(path))
+
+
+def _bare(folder: Path, *, is_chat: bool) -> tuple[Any, str] | None:
+    """The `tokenizer.json` of a folder, and the text of its end token, where that file says all: it loads in a tenth of the time.
+
+    None where transformers would add to it: a class of its own, special tokens from elsewhere, a chat template that is wanted.
+    """
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        end = config["eos_token"]["content"] if isinstance(config["eos_token"], dict) else config["eos_token"]
+        is_plain = config["tokenizer_class"] in _PLAIN_CLASSES and not config.keys() & _CHANGING
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return None
+    others = ("special_tokens_map.json", "added_tokens.json", *(("chat_template.jinja",) if is_chat else ()))
+    if not is_plain or not isinstance(end, str) or any((folder / name).exists() for name in others):
+        return None
+    if (is_chat and "chat_template" in config) or not (folder / "tokenizer.json").is_file():
+        return None
+    fast = _load_file(folder / "tokenizer.json")
+    return (fast, end) if fast.token_to_id(end) is not None else None
 
 
 def _load_tokenizer(name: str, trust_remote_code: bool) -> Any:

@@ -59,9 +59,8 @@ class Model:
 
     @property
     def own_tokenizer(self) -> str | None:
-        """The `tokenizer.json` that lies beside the model; None where there is none on this disk."""
-        path = self.folder / "tokenizer.json" if self.folder is not None else None
-        return str(path) if path is not None and path.is_file() else None
+        """The model's folder, where a tokenizer lies in it; None where there is none on this disk."""
+        return str(self.folder) if self.folder is not None and (self.folder / "tokenizer.json").is_file() else None
 
     def parameters(self) -> int:
         """Parameters of the class, tied weights once: from the catalogue, by formula, or by building it on no memory."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from brim.locale import _
 from brim.records.runs import DataCard, LossOn
 from brim.trainer.data.bad import BadRows, nothing_left
 from brim.trainer.data.classes import Classes
@@ -100,7 +101,14 @@ class _Pass:
         if not self._sequences:
             raise nothing_left(self._job.rows.path, self._bad.first, self._bad.count)
         self._writer.finish()
-        return replace(self._card(folder), notes=notes)
+        return replace(self._card(folder), notes=(*notes, *self._unread()))
+
+    def _unread(self) -> Iterator[str]:
+        if self._pieces.unread_class is not None:
+            text = _(
+                "The column {name} is not read: a causal model learns the text. To learn the classes: --task classification."
+            )
+            yield text.format(name=self._pieces.unread_class)
 
     def _kept(self, chunk: Chunk) -> list[Tokens]:
         """The sequences of these rows, without the bad ones, which are told in the order of the rows."""

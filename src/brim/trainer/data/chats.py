@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from brim.errors import UsageError
 from brim.locale import _
 from brim.trainer.data.pieces import BadRowError
+from brim.workload.chats import THOUGHTS_END, is_open as is_open_chat, refusals, spoken
 
 if TYPE_CHECKING:
     from brim.trainer.data.encoding import Ids, Span
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 _STAND_IN: Final = "\ue0b1{number}\ue0b2"
 """For an answer: characters that no data set has, and that no template changes."""
-_THOUGHTS_END: Final = "</think>"
 _HOPELESS: Final = 100
 """Chats in which no answer was found, before any in which one was: nobody waits for the rest."""
 _MARK: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -54,10 +54,10 @@ class ChatTemplate:
         """The text of a chat. Raises BadRowError where the template refuses it, or does not let its answers be found."""
         try:
             text = self._write(messages)
-        except _refusals() as error:
+        except refusals() as error:
             why = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             raise BadRowError(_("the chat template refuses the messages: {why}").format(why=why)) from error
-        is_open = _is_open(messages[-1], text)
+        is_open = is_open_chat(messages[-1], text)
         if self._learns_all:
             return Rendered(text, [(0, len(text))], is_open=is_open)
         answers = self._answers(messages, text)
@@ -92,7 +92,7 @@ class ChatTemplate:
             try:
                 before = self._write(messages[:place], invite=True) if place else self._opening(messages[:1], text)
                 so_far = self._write(messages[: place + 1]) if place + 1 < len(messages) else text
-            except _refusals():
+            except refusals():
                 return None
             if not (text.startswith(so_far) and so_far.startswith(before)):
                 return None
@@ -107,7 +107,7 @@ class ChatTemplate:
         try:
             parts = _parts(self._write(others), list(marks.values()))
             ends = [self._write(others[: place + 1]).partition(marks[place])[2] for place in places]
-        except _refusals():
+        except refusals():
             return None
         if parts is None or not text.startswith(parts[0]):
             return None
@@ -115,7 +115,7 @@ class ChatTemplate:
         found: list[Span] = []
         done, at = 0, len(parts[0])
         for place, after, end in zip(places, parts[1:], ends, strict=True):
-            close = _found(text, at, after, _spoken(messages[place]), is_last=place == places[-1])
+            close = _found(text, at, after, spoken(messages[place]), is_last=place == places[-1])
             if close is None:
                 return None
             # Thoughts that the template writes before an answer are the assistant's too: all that follows the invitation.
@@ -131,7 +131,7 @@ class ChatTemplate:
         place = next((place for place, message in enumerate(messages) if place and message["role"] == "assistant"), 0)
         try:
             return self._write(messages[:place], invite=True).removeprefix(self._write(messages[:place])) if place else ""
-        except _refusals():
+        except refusals():
             return ""
 
     def _opening(self, first: list[Message], text: str) -> str:
@@ -148,18 +148,9 @@ class ChatTemplate:
 
 def _standing_in(message: Message, mark: str) -> Message:
     """The same message with other words; thoughts stay, for a template looks for them."""
-    thoughts, end, spoken = str(message["content"]).rpartition(_THOUGHTS_END)
+    thoughts, end, spoken = str(message["content"]).rpartition(THOUGHTS_END)
     blanks = spoken[: len(spoken) - len(spoken.lstrip())]
     return {**message, "content": f"{thoughts}{end}{blanks}{mark}" if end else mark}
-
-
-def _spoken(message: Message) -> str:
-    return str(message["content"]).rpartition(_THOUGHTS_END)[2].strip()
-
-
-def _is_open(last: Message, text: str) -> bool:
-    spoken = _spoken(last)
-    return last["role"] == "assistant" and bool(spoken) and text.rstrip().endswith(spoken)
 
 
 def _parts(text: str, marks: list[str]) -> list[str] | None:
@@ -189,10 +180,3 @@ def _found(text: str, start: int, after: str, spoken: str, *, is_last: bool) -> 
     end = text.find(after, own + len(spoken) if own >= 0 else start)
     end = text.find(after, start) if end < 0 else end
     return end if end >= start and after else None
-
-
-def _refusals() -> tuple[type[Exception], ...]:
-    """What a template raises when it is given messages that it was not written for."""
-    import jinja2
-
-    return (jinja2.TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError)

@@ -58,6 +58,8 @@ class Pieces:
         self._named = Layout.named(columns, task) if columns else None
         self.layout: Layout | None = None
         """The columns that were understood; None before the first row."""
+        self.unread_class: str | None = None
+        """A column with classes beside the text, which is not read: the model learns the text."""
 
     def __iter__(self) -> Iterator[tuple[Found, Piece | str]]:
         rows = iter(self._rows)
@@ -95,6 +97,8 @@ class Pieces:
             except BadRowError:
                 continue
             else:
+                if self._task == "causal-lm" and self._named is None:
+                    self.unread_class = layout.unread_class(found.row)
                 return self._suitable(layout, held)
         if fitting is None:
             raise self._not_understood(held, refused)

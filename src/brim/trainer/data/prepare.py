@@ -14,7 +14,6 @@ from brim.trainer.data.classes import are_numbers
 from brim.trainer.data.encoding import Encoder
 from brim.trainer.data.fingerprint import fingerprint
 from brim.trainer.data.store import stored
-from brim.workload.columns import class_beside_text
 from brim.workload.reading import Rows
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def prepare_data(
         card = build(folder, job, max_bad, progress) if kept is None else kept
     if card.skipped > max_bad:
         raise too_many(job.rows.path, card.bad_rows, card.skipped, max_bad)
-    notes = (*card.notes, *_notes(card, job))
+    notes = (*card.notes, *_notes(card, job.encoder))
     card = dataclasses.replace(card, source=str(path), folder=str(folder), tokenizer=tokenizer_name, notes=notes)
     for sentence in _told(card, job.rows, is_new=kept is None):
         say(sentence)
@@ -85,12 +84,7 @@ def _kept(folder: Path, job: Job) -> DataCard | None:
     return None if card is not None and card.skipped and Path(card.source).name != job.rows.path.name else card
 
 
-def _notes(card: DataCard, job: Job) -> Iterator[str]:
-    encoder = job.encoder
-    unread = class_beside_text(_first_good(job.rows)) if card.task == "causal-lm" and not job.columns else None
-    if unread is not None:
-        text = _("The column {name} is not read: a causal model learns the text. To learn the classes: --task classification.")
-        yield text.format(name=unread)
+def _notes(card: DataCard, encoder: Encoder) -> Iterator[str]:
     if encoder.end is None and (card.task == "causal-lm" or (card.task == "seq2seq" and not encoder.target_trailing)):
         yield _("The tokenizer has no end token, so the model does not learn where an answer ends.")
     if card.task == "causal-lm" and card.columns in _CHATS and not getattr(encoder.tokenizer, "chat_template", None):
@@ -100,10 +94,6 @@ def _notes(card: DataCard, job: Job) -> Iterator[str]:
     if card.labels and are_numbers(card.labels) and card.labels != tuple(map(str, range(len(card.labels)))):
         numbers = ", ".join(f"{name} → {number}" for number, name in enumerate(card.labels[:5]))
         yield _("The classes are numbered from 0 without gaps: {numbers}.").format(numbers=numbers)
-
-
-def _first_good(rows: Rows) -> Mapping[str, Any]:
-    return next((found.row for found in rows if found.row is not None), {})
 
 
 def _told(card: DataCard, rows: Rows, *, is_new: bool) -> Iterator[str]:
