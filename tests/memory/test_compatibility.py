@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from brim import BrimError, find_gpu
 from brim.memory.compatibility import check
+from brim.memory.parallel import parallel_of
 from brim.workload.settings import Settings
 
 T4, A100 = find_gpu("t4").gpu, find_gpu("a100-80gb").gpu
@@ -66,6 +68,7 @@ def test_a_wrong_combination_is_refused(changes: dict[str, Any], gpu: Any, reaso
         ({"optimizer": "adamw-8bit", "sharding": "zero2", "gpus": 2}, A100, "zero_allow_untested_optimizer"),
         ({"seq_len": 8192}, A100, "made for 4096"),
         ({"method": "qlora", "base_dtype": "float32"}, A100, "--base-dtype changes nothing"),
+        ({"sharding": "zero2", "offload": "optimizer", "gpus": 2}, None, "On the CPU --offload saves nothing"),
     ],
 )
 def test_a_doubtful_combination_is_warned_about(changes: dict[str, Any], gpu: Any, reason: str) -> None:
@@ -92,3 +95,12 @@ def test_a_table_of_positions_ends() -> None:
     with pytest.raises(BrimError, match="ends at 1024"):
         check(settings(seq_len=2048), gpt2, A100)
     assert check(settings(seq_len=1024), gpt2, A100) == []
+
+
+@pytest.mark.parametrize(("sharding", "offload"), [("zero2", "optimizer"), ("zero3", "parameters"), ("fsdp", "parameters")])
+def test_what_is_offloaded_is_counted_on_the_cpu_and_not_on_a_card(sharding: Any, offload: Any) -> None:
+    parallel = settings(sharding=sharding, offload=offload, gpus=2)
+    assert parallel_of(parallel, LLAMA, on_cpu=True) == parallel_of(replace(parallel, offload="none"), LLAMA)
+    on_a_card = parallel_of(parallel, LLAMA)
+    assert on_a_card is not None
+    assert on_a_card.offload == offload

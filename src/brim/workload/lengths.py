@@ -28,6 +28,7 @@ from brim.workload.columns import Layout
 from brim.workload.reading import read_rows
 from brim.workload.records import LengthCount
 from brim.workload.resolve import hub_answers
+from brim.workload.specials import around, probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,7 +48,6 @@ _Kind = Literal["decoder", "chat", "source", "target", "classified"]
 """What is read: special tokens stand around each in a way of its own."""
 _PLAIN_CLASSES: Final = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 _CHANGING: Final = frozenset({"add_bos_token", "add_eos_token", "add_prefix_space", "auto_map", "extra_special_tokens"})
-_PROBES: Final = ("a", "the", "1", "我", "э")
 _CHARACTERS_AT_ONCE: Final = 1 << 18
 
 # Characters a token, by kind of script; 0 stands for what counts like its neighbour.
@@ -266,12 +266,8 @@ class _Tokenizer:
     @functools.cached_property
     def _around(self) -> tuple[list[int], list[int]]:
         """Special tokens that stand before and behind a sequence, by trying."""
-        pairs = ([self._ids(text, special=special) for special in (False, True)] for text in _PROBES)
-        bare, whole = next((pair for pair in pairs if pair[0]), ([], []))
-        for start in range(len(whole) - len(bare) + 1):
-            if whole[start : start + len(bare)] == bare:
-                return whole[:start], whole[start + len(bare) :]
-        return [], []
+        text, bare = probe(lambda text: self._ids(text, special=False))
+        return around(bare, self._ids(text, special=True), set(getattr(self._whole, "all_special_ids", ())))
 
     def _ids(self, text: str, *, special: bool) -> list[int]:
         if self._fast is not None:

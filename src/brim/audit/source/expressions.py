@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from brim.audit.source.definitions import Definitions, is_config_class, is_config_name, is_dataclass, literal
@@ -51,7 +52,7 @@ _MOST_ELEMENTS = 32
 _WRAPPERS = {"torch.tensor", "torch.as_tensor", "numpy.array", "numpy.asarray", "numpy.int64", "numpy.int32", "Decimal", "str"}
 
 
-class Expressions:
+class Expressions(ABC):
     """The half of the flow that reads expressions. Statements and calls are in flow.py."""
 
     def __init__(self, project: Project, definitions: Definitions, launches: Launches) -> None:
@@ -74,17 +75,17 @@ class Expressions:
         assert isinstance(found, Term)
         return found
 
+    @abstractmethod
     def call(self, node: ast.Call, frame: Frame) -> Term:
         """The term of a call."""
-        raise NotImplementedError
 
+    @abstractmethod
     def module_globals(self, module: Module) -> Layer[str]:
         """The names of a module's own level."""
-        raise NotImplementedError
 
+    @abstractmethod
     def bind(self, target: ast.expr, term: Term, frame: Frame) -> None:
         """Assign."""
-        raise NotImplementedError
 
     def _other(self, node: ast.expr, frame: Frame) -> Term:
         """Something that is not followed; what stands in it still is, for the calls in it."""
@@ -258,13 +259,13 @@ class Expressions:
         known = literal(value)
         return None if known is None or value is None else Constant(module, value, known)
 
+    @abstractmethod
     def written_elsewhere(self, base: Instance, owner: ast.ClassDef, name: str, frame: Frame) -> Term | None:
         """An attribute that only another method sets (`setup` of Lightning, `prepare`)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def run(self, reference: FunctionRef, args: list[Term], keywords: dict[str, Term], node: ast.AST, frame: Frame) -> Term:
         """Call one of the project's functions."""
-        raise NotImplementedError
 
     def setting(
         self, name: str, module: Module, node: ast.AST, *, kind: Kind, value: Any = None, owner: ast.ClassDef | None = None
@@ -349,9 +350,9 @@ class Expressions:
 
     _list = _tuple
 
+    @abstractmethod
     def use_of_key(self, name: str, term: Term, node: ast.expr, frame: Frame) -> None:
         """A value under a key of a dict literal."""
-        raise NotImplementedError
 
     def _dict(self, node: ast.Dict, frame: Frame) -> Term:
         items: dict[str, Term] = {}

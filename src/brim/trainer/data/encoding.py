@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from brim.errors import UsageError
 from brim.locale import _
+from brim.workload.specials import around, probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     Span = tuple[int, int]
 
 _THREADS: Final = "TOKENIZERS_PARALLELISM"
-_PROBES: Final = ("a", "the", "1", "我", "э")
 
 
 class Encoder:
@@ -116,8 +116,7 @@ class Encoder:
 
     def _look(self) -> None:
         """What the tokenizer puts around a text, by trying."""
-        probes = ((text, self.encode([text], special=False)[0]) for text in _PROBES)
-        text, bare = next((pair for pair in probes if pair[1]), (_PROBES[0], []))
+        text, bare = probe(lambda text: self.encode([text], special=False)[0])
         whole = self.encode([text], special=True)[0]
         self.leading, self.trailing = self._around(bare, whole)
         written = self.tokenizer(text_target=[text], truncation=False, padding=False, verbose=False)["input_ids"][0]
@@ -126,16 +125,7 @@ class Encoder:
         self.target_trailing = self._around(bare, written)[1]
 
     def _around(self, bare: Ids, whole: Ids) -> tuple[Ids, Ids]:
-        return _around(bare, whole, set(getattr(self.tokenizer, "all_special_ids", ())))
-
-
-def _around(bare: list[int], whole: list[int], special: set[int]) -> tuple[list[int], list[int]]:
-    for start in range(len(whole) - len(bare) + 1):
-        if bare and whole[start : start + len(bare)] == bare:
-            return whole[:start], whole[start + len(bare) :]
-    first = next((place for place, token in enumerate(whole) if token not in special), len(whole))
-    last = next((place for place, token in enumerate(reversed(whole)) if token not in special), 0)
-    return whole[:first], whole[len(whole) - last :]
+        return around(bare, whole, set(getattr(self.tokenizer, "all_special_ids", ())))
 
 
 def _restore(variable: str, value: str | None) -> None:
