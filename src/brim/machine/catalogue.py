@@ -179,6 +179,7 @@ def _gpu(entry: dict[str, Any]) -> GPU:
         usable_bytes=int(entry["usable_mib"] * MIB),
         usable_is_measured=entry["usable_from"] == "measured",
         compute_capability=entry.get("compute_capability"),
+        multiprocessors=entry.get("multiprocessors"),
         architecture=entry.get("architecture"),
         dense_flops={number: tera * 1e12 for number, tera in entry["dense_tflops"].items()},
         bandwidth_bytes_per_second=memory["bandwidth_gb_per_second"] * 1e9,

@@ -38,6 +38,8 @@ class GPU:
     """Whether `usable_bytes` was read off a real device; else it is a rule of thumb."""
     compute_capability: str | None = None
     """NVIDIA: `7.5`. None elsewhere."""
+    multiprocessors: Annotated[int, Field(ge=1)] | None = None
+    """NVIDIA: streaming multiprocessors. None elsewhere, and where it is not known."""
     architecture: str | None = None
     """AMD and Apple: `gfx90a`, `apple-m2`."""
     dense_flops: dict[Number, float] = field(default_factory=dict)
