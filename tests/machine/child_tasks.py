@@ -17,6 +17,13 @@ def double(number: int) -> int:
     return number * 2
 
 
+def can_use_cuda() -> bool:
+    """Whether this process imported the module that initialises CUDA by itself, and is no fork of one that did."""
+    from tests.machine import touches_cuda
+
+    return os.getpid() == touches_cuda.IMPORTED_BY
+
+
 def environment(name: str) -> str | None:
     return os.environ.get(name)
 

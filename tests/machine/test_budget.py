@@ -51,6 +51,15 @@ def test_a_large_result_comes_back_whole(server: ForkServer) -> None:
     assert len(server.run(tasks.large_result, 20 * MIB).unwrap()) == 20 * MIB
 
 
+def test_a_task_is_no_fork_of_a_process_that_has_initialised_cuda() -> None:
+    with ForkServer() as server:
+        for _attempt in range(2):
+            outcome = server.run(tasks.can_use_cuda, preload=("torch", "tests.machine.touches_cuda"))
+            assert (outcome.verdict, outcome.value) == ("ok", True), outcome.message
+        assert server.run(tasks.fill_tensor, 2 * GIB, memory_bytes=256 * MIB).verdict == "out-of-memory"
+        assert server.run(tasks.double, 21).value == 42
+
+
 @needs_limit
 def test_a_child_that_allocates_past_a_gibibyte_comes_back_as_out_of_memory() -> None:
     outcome = run(tasks.fill_bytes, 2 * GIB, memory_bytes=GIB)

@@ -167,9 +167,7 @@ class ForkServer:
             return self._process, self._connection
         self.close()
         self._connection, theirs = socket.socketpair()
-        # The very brim that runs here, also from a source tree that is not installed, and without touching PYTHONPATH.
-        source = str(Path(__file__).parents[2])
-        program = f"import sys; sys.path.insert(0, {source!r}); from brim.machine import child; child.serve({theirs.fileno()})"
+        program = f"{child.import_statement()}; child.serve({theirs.fileno()})"
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", program],

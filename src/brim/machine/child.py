@@ -1,7 +1,9 @@
 """The child's side of `budget.py`: a process that has imported everything and computed nothing, and forks one child per task.
 
 Why a process between: forking after torch has run parallel work hangs (the OpenMP pool does not survive a fork), and importing
-torch afresh for every task costs seconds. So the server imports, never computes, and every task starts as its fork.
+torch afresh for every task costs seconds. So the server imports, never computes, and every task starts as its fork. A fork of a process
+that has initialised CUDA cannot use CUDA, and some modules initialise it when they are imported (bitsandbytes does): such a fork replaces
+itself by a fresh interpreter, which imports everything again.
 
 Why `RLIMIT_DATA`: it counts the private writable memory of one process, which is where tensors live, and a request beyond it
 fails as an allocation that can be caught, instead of drawing the kernel's OOM killer. The limit is set after imports and one warm-up,
@@ -179,12 +181,57 @@ def end_descendants(group: int) -> None:
 
 def _run_and_exit(task: Task) -> None:
     """The life of one fork. Never returns into the server's loop."""
-    code = 1
     try:
         os.setsid()
         die_with_parent()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         _redirect(task)
+        if _cannot_use_cuda():
+            Path(task.folder, "task").write_bytes(pickle.dumps(task))
+            program = f"{import_statement()}; child.run_task({task.folder!r})"
+            os.execv(sys.executable, [sys.executable, "-c", program])  # noqa: S606 (the same process, with a new memory)
+    except BaseException:  # noqa: BLE001 (nothing may escape into the server's loop)
+        traceback.print_exc()
+        os._exit(1)
+    _perform_and_exit(task)
+
+
+def import_statement() -> str:
+    """What imports this module in a fresh interpreter: the brim that runs here, also from a source tree that is not installed."""
+    source = str(Path(__file__).parents[2])
+    return f"import sys; sys.path.insert(0, {source!r}); from brim.machine import child"
+
+
+def run_task(folder: str) -> None:
+    """The task of this folder, in an interpreter that has imported nothing yet."""
+    import faulthandler
+
+    faulthandler.enable(file=2)
+    task = pickle.loads(Path(folder, "task").read_bytes())  # noqa: S301 (written by this process before it replaced itself)
+    sys.path[:] = task.sys_path
+    _perform_and_exit(task)
+
+
+def _cannot_use_cuda() -> bool:
+    """Whether the process that this one was forked from had initialised CUDA, as torch says it, or as the driver's open device does."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda._is_in_bad_fork():  # noqa: SLF001 (there is no public way to ask)
+        return True
+    with contextlib.suppress(OSError):
+        return any(_link(entry) == "/dev/nvidia-uvm" for entry in os.scandir("/proc/self/fd"))
+    return False
+
+
+def _link(entry: os.DirEntry[str]) -> str:
+    try:
+        return str(Path(entry.path).readlink())
+    except OSError:  # the descriptor of the listing itself
+        return ""
+
+
+def _perform_and_exit(task: Task) -> None:
+    code = 1
+    try:
         returned = _perform(task)
         # By a file that appears complete or not at all: a fork may be killed at any moment, in the middle of a message too.
         part = Path(task.folder, "result.part")

@@ -17,18 +17,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Bytes of every size."""
+    """Bytes of every size: the largest of the steps that a trial runs, with a mask and without, for attention may take another kernel."""
 
-    alone: Footprint
-    among_others: Footprint
+    alone: tuple[Footprint, ...]
+    among_others: tuple[Footprint, ...]
     """Where gradients of other micro-batches live through forward."""
     accumulates: Callable[[int], bool]
 
     @classmethod
     def of(cls, question: Question, accumulates: Callable[[int], bool]) -> Prediction | str:
         """Why not, where the model cannot be traced: the search then does without."""
+        masks = dict.fromkeys((question.settings.padded, False))
         alone, among = (
-            Footprint(replace(question, settings=replace(question.settings, micro_batch=2, accumulation=count)))
+            tuple(
+                Footprint(
+                    replace(question, settings=replace(question.settings, micro_batch=2, accumulation=count, padded=padded))
+                )
+                for padded in masks
+            )
             for count in (1, 2)
         )
         made = cls(alone, among, accumulates)
@@ -42,11 +48,11 @@ class Prediction:
 
     def bytes_of(self, size: int) -> int:
         """What the device holds at the peak."""
-        return self._of(size).device_bytes(size)
+        return max(footprint.device_bytes(size) for footprint in self._of(size))
 
     def whole(self, size: int) -> MemoryPrediction:
         """As `brim estimate` gives it."""
-        return self._of(size).prediction(size)
+        return max(self._of(size), key=lambda footprint: footprint.device_bytes(size)).prediction(size)
 
     def largest(self, limit_bytes: int, most: int) -> int:
         """What the prediction alone would call the largest size; 0: nothing fits."""
@@ -55,8 +61,8 @@ class Prediction:
 
     def keep(self) -> None:
         """Write down what was traced."""
-        self.alone.keep()
-        self.among_others.keep()
+        for footprint in (*self.alone, *self.among_others):
+            footprint.keep()
 
-    def _of(self, size: int) -> Footprint:
+    def _of(self, size: int) -> tuple[Footprint, ...]:
         return self.among_others if self.accumulates(size) else self.alone

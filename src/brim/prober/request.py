@@ -198,16 +198,15 @@ class ProbeRequest:
         return not self.is_cpu or not can_travel(self.subject())
 
     def modules(self) -> tuple[str, ...]:
-        """What a trial needs beside torch: imported once."""
+        """What a trial needs beside torch, imported once. What would initialise CUDA is imported by each trial (`Configured.prepare`)."""
+        from brim.prober.subjects import Configured
+
         config = self.question.config
         if isinstance(self.question.model, Model) and config is None:
             return (self.question.model.given.partition(":")[0],)
         found = [] if config is None else ["transformers", *filter(None, [_module_of(str(config.get("model_type")))])]
-        if self.settings.method != "full":
-            found.append("peft")
-        if self.settings.method in {"qlora", "lora-8bit"} or self.settings.optimizer.endswith("8bit"):
-            found.append("bitsandbytes")
-        return tuple(found)
+        subject = self.subject()
+        return (*found, *subject.packages) if isinstance(subject, Configured) and self.is_cpu else tuple(found)
 
 
 def _module_of(model_type: str) -> str | None:

@@ -31,6 +31,21 @@ class Configured:
 
     setup: Setup
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """What it needs beside transformers. Importing them may initialise CUDA: peft imports bitsandbytes, which asks for the card."""
+        is_quantized = self.setup.method in {"qlora", "lora-8bit"} or self.setup.optimizer.endswith("8bit")
+        return (*(("peft",) if self.setup.method != "full" else ()), *(("bitsandbytes",) if is_quantized else ()))
+
+    def prepare(self) -> None:
+        """Import them, before the limit is set."""
+        import contextlib
+        import importlib
+
+        for name in self.packages:
+            with contextlib.suppress(ImportError):  # reported when it is built
+                importlib.import_module(name)
+
     def build(self, device: str) -> Trainee:
         """On a device of torch."""
         from brim.prober.trainee import configured
