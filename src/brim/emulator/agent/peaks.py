@@ -1,0 +1,181 @@
+"""Peaks of the caching allocator, and the Python lines that own the memory at the highest one.
+
+torch's counters can be reset by the script, so they are read at every change of phase and before every reset. The owners are found by
+walking torch's own memory history backwards, from the blocks that are live now to the moment of the peak.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+_OWNERS = 12
+_HISTORY = 400_000
+"""Events that are kept; a step of a large model has a few ten thousand."""
+
+
+class DevicePeaks:
+    """One device of this process."""
+
+    def __init__(self) -> None:
+        self.allocated = 0
+        self.reserved = 0
+        self.step = 0
+        self.phase = "loading"
+        self.owners: list[dict[str, Any]] = []
+        self.unaccounted = 0
+        """Bytes live at the peak whose allocation is older than the history."""
+        self.is_new = False
+        """Whether the peak has risen since its owners were looked for."""
+
+
+class Peaks:
+    """All devices of this process. `step` and `phase` say where the program is."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self.devices: dict[int, DevicePeaks] = {}
+        self.backward_line = ""
+        """`file:line` of the last call of backward: gradients are allocated in threads that have no Python frames."""
+
+    def start(self) -> None:
+        """Called when CUDA is initialised: nothing was allocated before."""
+        self._record()
+        reset = self._torch.cuda.memory.reset_peak_memory_stats
+
+        def reset_peak_memory_stats(device: Any = None) -> Any:
+            self.read(*self.where)
+            return reset(device)
+
+        self.where: tuple[int, str] = (0, "loading")
+        for module in (self._torch.cuda, self._torch.cuda.memory):
+            module.reset_peak_memory_stats = reset_peak_memory_stats
+            if hasattr(module, "reset_max_memory_allocated"):
+                module.reset_max_memory_allocated = reset_peak_memory_stats
+                module.reset_max_memory_cached = reset_peak_memory_stats
+
+    def _record(self) -> None:
+        self._torch.cuda.memory._record_memory_history(enabled="all", context="alloc", stacks="python", max_entries=_HISTORY)  # noqa: SLF001
+
+    def read(self, step: int, phase: str) -> None:
+        """Take over the counters; a new maximum belongs to the phase that ends now."""
+        if not self._torch.cuda.is_initialized():
+            return
+        for index in range(self._torch.cuda.device_count()):
+            statistics = self._statistics(index)
+            if not statistics or (not statistics["reserved_bytes"]["all"]["peak"] and index not in self.devices):
+                continue
+            device = self.devices.setdefault(index, DevicePeaks())
+            device.reserved = max(device.reserved, statistics["reserved_bytes"]["all"]["peak"])
+            if statistics["allocated_bytes"]["all"]["peak"] > device.allocated:
+                device.allocated = statistics["allocated_bytes"]["all"]["peak"]
+                device.step, device.phase, device.is_new = step, phase, True
+
+    def _statistics(self, index: int) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = self._torch._C._cuda_memoryStats(index)  # noqa: SLF001
+        except Exception:  # noqa: BLE001 (a device that this process may not use)
+            return {}
+        return found
+
+    def counts(self, index: int) -> tuple[int, int]:
+        """Allocator retries and out-of-memory errors."""
+        statistics = self._statistics(index)
+        return int(statistics.get("num_alloc_retries", 0)), int(statistics.get("num_ooms", 0))
+
+    def find_owners(self) -> None:
+        """Look for the owners of peaks that have risen, then start a new history."""
+        risen = [index for index, device in self.devices.items() if device.is_new]
+        if risen:
+            snapshot = self._torch.cuda.memory._snapshot()  # noqa: SLF001
+            for index in risen:
+                self._find(index, snapshot)
+        if self.devices:
+            self._torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001
+            self._record()
+
+    def _find(self, index: int, snapshot: dict[str, Any]) -> None:
+        device = self.devices[index]
+        device.is_new = False
+        traces = snapshot["device_traces"]
+        live, frames = live_at_peak(snapshot["segments"], traces[index] if index < len(traces) else [], index)
+        owners: dict[tuple[str, str, str], dict[str, Any]] = {}
+        for address, size in live.items():
+            where, function, caller = owner_of(frames.get(address, []), self.backward_line)
+            entry = owners.setdefault(
+                (where, function, caller), {"where": where, "function": function, "caller": caller, "bytes": 0, "blocks": 0}
+            )
+            entry["bytes"] += size
+            entry["blocks"] += 1
+        ranked = sorted(owners.values(), key=lambda entry: -entry["bytes"])
+        device.owners = ranked[:_OWNERS]
+        device.unaccounted = max(0, device.allocated - sum(entry["bytes"] for entry in device.owners))
+
+
+def live_at_peak(segments: list[Any], events: list[Any], index: int) -> tuple[dict[int, int], dict[int, list[Any]]]:
+    """Blocks (address -> bytes) and their frames at the moment when most bytes were allocated.
+
+    Walks backwards: what is live at the end, without what was allocated later, with what was freed later.
+    """
+    live: dict[int, int] = {}
+    frames: dict[int, list[Any]] = {}
+    for segment in segments:
+        if segment["device"] != index:
+            continue
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                live[block["address"]] = block["size"]
+                frames[block["address"]] = block.get("frames") or []
+    total = most = sum(live.values())
+    best, changes = len(events), []
+    for place in range(len(events) - 1, -1, -1):
+        event = events[place]
+        if event["action"] == "alloc":
+            size = live.pop(event["addr"], _rounded(event["size"]))
+            total -= size
+            changes.append((place, event["addr"], size))
+        elif event["action"] == "free_requested":
+            size = _rounded(event["size"])
+            live[event["addr"]] = size
+            total += size
+            changes.append((place, event["addr"], -size))
+        if total > most:
+            most, best = total, place
+    # Forward again, to the peak: before event `best`.
+    for place, address, size in reversed(changes):
+        if place >= best:
+            break
+        if size > 0:
+            live[address] = size
+        else:
+            live.pop(address, None)
+    for event in events[:best]:
+        if event["action"] == "alloc":
+            frames[event["addr"]] = event.get("frames") or []
+    return live, frames
+
+
+def _rounded(size: int) -> int:
+    """The allocator's own rounding."""
+    return max(512, (size + 511) // 512 * 512)
+
+
+def owner_of(frames: list[dict[str, Any]], backward_line: str) -> tuple[str, str, str]:
+    """The innermost line outside torch, its function, and the innermost line outside all installed packages."""
+    shown = [frame for frame in frames if not _is_plumbing(frame["filename"])]
+    if not shown:
+        return (backward_line, "backward", "") if backward_line else ("", "", "")
+    first = shown[0]
+    where = f"{first['filename']}:{first['line']}"
+    own = next((frame for frame in shown if "site-packages" not in frame["filename"]), None)
+    caller = f"{own['filename']}:{own['line']}" if own is not None else ""
+    return where, str(first["name"]), "" if caller == where else caller
+
+
+_PLUMBING = tuple(f"{os.sep}{name}" for name in ("contextlib.py", "functools.py", "threading.py", "runpy.py", "importlib"))
+
+
+def _is_plumbing(filename: str) -> bool:
+    """torch's own code and the standard library's wrappers: true of every allocation, so they say nothing."""
+    is_torch = f"{os.sep}torch{os.sep}" in filename and "site-packages" in filename
+    return is_torch or filename.startswith("<") or f"emulator{os.sep}agent" in filename or any(part in filename for part in _PLUMBING)

@@ -1,0 +1,445 @@
+"""A copy-on-write view of the file system for one Python process tree.
+
+Values on the emulated card are not real, so nothing that the command saves may reach the user's files. Every write of Python code goes
+to a shadow folder: `open(path, "w")` opens SHADOW/files/path instead, with a copy of the old content where the mode keeps it. Reads look
+into the shadow first. A deleted or renamed original stays where it is and is hidden by a marker in SHADOW/hidden. Writers in C++ and Rust
+(torch.save, safetensors, tokenizers) get the translated path.
+
+Not covered: processes that are not Python, and C libraries that open files by themselves.
+"""
+
+# ruff: noqa: PTH100, PTH102, PTH103, PTH104, PTH105, PTH106, PTH107, PTH108, PTH110, PTH111, PTH112, PTH116, PTH118, PTH120, PTH123, PTH208
+# (pathlib is built on the functions that this module replaces)
+
+from __future__ import annotations
+
+import builtins
+import functools
+import io
+import os
+import shutil
+import stat
+import sys
+import threading
+from typing import Any
+
+_PASSED = ("/dev", "/proc", "/sys", "/run")
+_WRITING = set("wax+")
+_WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+class Shadow:
+    """Translates paths. `passed` are folders that are used as they are: the session's own, caches, devices."""
+
+    def __init__(self, root: str, passed: tuple[str, ...]) -> None:
+        self._files = os.path.join(root, "files")
+        self._hidden = os.path.join(root, "hidden")
+        self._passed = tuple(os.path.realpath(folder) for folder in (root, *_PASSED, *passed))
+        self._inside = threading.local()
+        self.written: dict[str, None] = {}
+        """Paths whose writes were redirected, in order."""
+        # The originals, taken before they are replaced.
+        self.open, self.os_open = builtins.open, os.open
+        self.stat, self.lstat, self.mkdir, self.remove, self.rename = os.stat, os.lstat, os.mkdir, os.remove, os.rename
+        self.listdir, self.scandir, self.rmtree = os.listdir, os.scandir, shutil.rmtree
+
+    def is_passed(self, path: str) -> bool:
+        """Whether this absolute path is outside the shadow's scope."""
+        return any(path == folder or path.startswith(folder + os.sep) for folder in self._passed)
+
+    def absolute(self, path: Any) -> str | None:
+        """The absolute path of a translatable argument; None for descriptors, bytes and what is passed through."""
+        try:
+            text = os.fspath(path)
+        except TypeError:
+            return None
+        if not isinstance(text, str) or not text or "\0" in text:
+            return None
+        # The folder's links are resolved, the name itself is not: os.remove of a link removes the link.
+        if getattr(self._inside, "now", False):
+            return None  # realpath asks the file system by the functions that are replaced
+        self._inside.now = True
+        try:
+            folder, name = os.path.split(os.path.abspath(text))
+            whole = os.path.join(os.path.realpath(folder), name)
+            target = os.path.realpath(whole)
+        finally:
+            self._inside.now = False
+        return None if self.is_passed(whole) or self.is_passed(target) else whole
+
+    def place(self, absolute: str) -> str:
+        """Where the shadow keeps this path."""
+        return self._files + absolute
+
+    def exists(self, path: str) -> bool:
+        """Whether a real file or link is at this path, the shadow left aside."""
+        try:
+            self.lstat(path)
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def is_hidden(self, absolute: str) -> bool:
+        """Whether the original at this path, or a folder above it, was deleted by the command."""
+        if not self.exists(self._hidden):
+            return False
+        path = absolute
+        while path != os.sep:
+            if self.exists(self._marker(path)):
+                return True
+            path = os.path.dirname(path)
+        return False
+
+    def hide(self, absolute: str) -> None:
+        """Treat the original as deleted."""
+        marker = self._marker(absolute)
+        self._make_folder(os.path.dirname(marker))
+        self.open(marker, "w").close()
+
+    def for_reading(self, path: Any) -> Any:
+        """The path to read: the shadow's copy if there is one, a missing path if the original is hidden, else the path itself."""
+        absolute = self.absolute(path)
+        if absolute is None:
+            return path
+        place = self.place(absolute)
+        return place if self.exists(place) or self.is_hidden(absolute) else path
+
+    def for_writing(self, path: Any, *, keep: bool) -> Any:
+        """The path to write, in the shadow. `keep`: the old content is still needed."""
+        absolute = self.absolute(path)
+        if absolute is None:
+            return path
+        source = self.for_reading(path)
+        if self._is_folder(source):
+            return source  # the caller gets the error of opening a folder
+        place = self.place(absolute)
+        self._need_folder(absolute)
+        if keep and not self.exists(place) and self.exists(os.fspath(source)):
+            shutil.copy2(source, place)
+        self.written.setdefault(absolute)
+        return place
+
+    def folder_for_writing(self, path: Any) -> Any:
+        """A folder that a C library is about to fill, made in the shadow."""
+        absolute = self.absolute(path)
+        if absolute is None:
+            return path
+        place = self.place(absolute)
+        self._make_folder(place)
+        self.written.setdefault(absolute)
+        return place
+
+    def make_folder(self, path: Any, *given: Any, **options: Any) -> None:
+        """os.mkdir."""
+        absolute = self.absolute(path)
+        if absolute is None:
+            return self.mkdir(path, *given, **options)
+        if self.exists(os.fspath(self.for_reading(path))):
+            raise FileExistsError(17, "File exists", os.fspath(path))
+        self._need_folder(absolute)
+        return self.mkdir(self.place(absolute), *given)
+
+    def delete(self, path: Any, *, folder: bool = False) -> None:
+        """os.remove, or shutil.rmtree with `folder`: the shadow's copy goes, the original is hidden."""
+        absolute = self.absolute(path)
+        assert absolute is not None
+        seen = os.fspath(self.for_reading(path))
+        if not self.exists(seen):
+            raise FileNotFoundError(2, "No such file or directory", os.fspath(path))
+        if folder != self._is_folder(seen):
+            raise (NotADirectoryError(20, "Not a directory", seen) if folder else IsADirectoryError(21, "Is a directory", seen))
+        place = self.place(absolute)
+        if self.exists(place):
+            self._discard(place)
+        if self.exists(absolute) and not self.is_hidden(absolute):
+            self.hide(absolute)
+
+    def move(self, source: Any, target: Any) -> None:
+        """os.rename and os.replace."""
+        start, end = self.absolute(source), self.absolute(target)
+        seen = os.fspath(self.for_reading(source))
+        if not self.exists(seen):
+            raise FileNotFoundError(2, "No such file or directory", os.fspath(source))
+        place = os.fspath(target) if end is None else self.place(end)
+        if end is not None:
+            self._need_folder(end)
+            self.written.setdefault(end)
+        in_shadow = start is None or seen == self.place(start)
+        if in_shadow and not (self._is_folder(seen) and start is not None and self.exists(start)):
+            self.rename(seen, place)
+        else:
+            self._copy(source, place)
+            if start is not None and self.exists(self.place(start)):
+                self._discard(self.place(start))
+        if start is not None and self.exists(start) and not self.is_hidden(start):
+            self.hide(start)
+
+    def names(self, path: Any) -> list[str]:
+        """os.listdir, of the original and the shadow together."""
+        absolute = self.absolute(path)
+        if absolute is None:
+            return self.listdir(path)
+        place = self.place(absolute)
+        if not self._is_folder(place):
+            return [name for name in self.listdir(self.for_reading(path)) if not self._is_gone(absolute, name)]
+        below = self.listdir(place)
+        if self._is_folder(absolute) and not self.is_hidden(absolute):
+            below += [name for name in self.listdir(absolute) if name not in set(below) and not self._is_gone(absolute, name)]
+        return below
+
+    def entries(self, path: Any) -> Any:
+        """os.scandir, of the original and the shadow together."""
+        absolute = self.absolute(path)
+        if absolute is None:
+            return self.scandir(path)
+        place = self.place(absolute)
+        folders = [place] if self._is_folder(place) else []
+        if not folders or (self._is_folder(absolute) and not self.is_hidden(absolute)):
+            folders.append(absolute if not self.is_hidden(absolute) else place)
+        return _Entries(self, absolute, folders)
+
+    def _is_gone(self, folder: str, name: str) -> bool:
+        return self.exists(self._hidden) and self.exists(self._marker(os.path.join(folder, name)))
+
+    def _marker(self, absolute: str) -> str:
+        return self._hidden + absolute + ".hidden"
+
+    def _is_folder(self, path: Any) -> bool:
+        try:
+            return stat.S_ISDIR(self.stat(path).st_mode)
+        except (OSError, ValueError, TypeError):
+            return False
+
+    def _need_folder(self, absolute: str) -> None:
+        """The parent must exist for the command; then it exists in the shadow too."""
+        parent = os.path.dirname(absolute)
+        if not self._is_folder(self.for_reading(parent)):
+            raise FileNotFoundError(2, "No such file or directory", absolute)
+        self._make_folder(self.place(parent))
+
+    def _make_folder(self, path: str) -> None:
+        missing = []
+        while not self.exists(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for folder in reversed(missing):
+            try:
+                self.mkdir(folder)
+            except FileExistsError:  # another process was faster
+                pass
+
+    def _discard(self, place: str) -> None:
+        """Delete a file or folder of the shadow itself."""
+        if self._is_folder(place):
+            self.rmtree(place)
+        else:
+            self.remove(place)
+
+    def _copy(self, source: Any, place: str) -> None:
+        seen = self.for_reading(source)
+        if not self._is_folder(seen):
+            shutil.copy2(seen, place)
+            return
+        self._make_folder(place)
+        for name in self.names(source):
+            self._copy(os.path.join(os.fspath(source), name), os.path.join(place, name))
+
+
+class _Entries:
+    """The iterator of os.scandir over several folders, each name once."""
+
+    def __init__(self, shadow: Shadow, absolute: str, folders: list[str]) -> None:
+        self._found = []
+        seen: set[str] = set()
+        for folder in folders:
+            with shadow.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.name not in seen and not (folder == absolute and shadow._is_gone(absolute, entry.name)):  # noqa: SLF001
+                        seen.add(entry.name)
+                        self._found.append(entry)
+        self._rest = iter(self._found)
+
+    def __iter__(self) -> Any:
+        return self._rest
+
+    def __next__(self) -> Any:
+        return next(self._rest)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_given: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """As os.scandir has it."""
+
+
+def install(shadow: Shadow) -> None:
+    """Replace the functions of the standard library that name files."""
+    real = {name: getattr(os, name) for name in ("stat", "lstat", "access", "readlink", "chdir", "utime", "chmod", "truncate")}
+
+    @functools.wraps(shadow.open)
+    def open_file(file: Any, mode: str = "r", *given: Any, **options: Any) -> Any:
+        if isinstance(mode, str) and _WRITING & set(mode):
+            file = shadow.for_writing(file, keep="w" not in mode)
+        else:
+            file = shadow.for_reading(file)
+        return shadow.open(file, mode, *given, **options)
+
+    def open_descriptor(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if dir_fd is None and flags & _WRITE_FLAGS:
+            if flags & os.O_CREAT and flags & os.O_EXCL and shadow.exists(os.fspath(shadow.for_reading(path))):
+                raise FileExistsError(17, "File exists", os.fspath(path))
+            path = shadow.for_writing(path, keep=not flags & os.O_TRUNC)
+        elif dir_fd is None:
+            path = shadow.for_reading(path)
+        return shadow.os_open(path, flags, mode, dir_fd=dir_fd)
+
+    def read(name: str) -> Any:
+        original = real[name]
+
+        @functools.wraps(original)
+        def call(path: Any, *given: Any, **options: Any) -> Any:
+            return original(path if options.get("dir_fd") is not None else shadow.for_reading(path), *given, **options)
+
+        return call
+
+    def changed(name: str) -> Any:
+        """What changes a file without opening it: done to a copy in the shadow."""
+        original = real[name]
+
+        @functools.wraps(original)
+        def call(path: Any, *given: Any, **options: Any) -> Any:
+            absolute = shadow.absolute(path) if options.get("dir_fd") is None else None
+            if absolute is not None and not os.path.isdir(path):
+                if not os.path.exists(path):
+                    raise FileNotFoundError(2, "No such file or directory", os.fspath(path))
+                path = shadow.for_writing(path, keep=True)
+            elif absolute is not None:
+                return None  # times and modes of a folder: nothing reads them back
+            return original(path, *given, **options)
+
+        return call
+
+    def removed(original: Any) -> Any:
+        @functools.wraps(original)
+        def call(path: Any, *, dir_fd: int | None = None) -> None:
+            if dir_fd is not None or shadow.absolute(path) is None:
+                original(path, dir_fd=dir_fd)
+            else:
+                shadow.delete(path)
+
+        return call
+
+    remove_folder = os.rmdir
+
+    def rmdir(path: Any, *, dir_fd: int | None = None) -> None:
+        if dir_fd is not None or shadow.absolute(path) is None:
+            remove_folder(path, dir_fd=dir_fd)
+        elif shadow.names(path):
+            raise OSError(39, "Directory not empty", os.fspath(path))
+        else:
+            shadow.delete(path, folder=True)
+
+    def rmtree(path: Any, ignore_errors: bool = False, *given: Any, **options: Any) -> None:
+        if shadow.absolute(path) is None:
+            shadow.rmtree(path, ignore_errors, *given, **options)
+            return
+        try:
+            shadow.delete(path, folder=True)
+        except OSError:
+            if not ignore_errors and options.get("onerror") is None and options.get("onexc") is None:
+                raise
+
+    def moved(original: Any) -> Any:
+        @functools.wraps(original)
+        def call(src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
+            outside = shadow.absolute(src) is None and shadow.absolute(dst) is None
+            if src_dir_fd is not None or dst_dir_fd is not None or outside:
+                original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+            else:
+                shadow.move(src, dst)
+
+        return call
+
+    def linked(original: Any) -> Any:
+        @functools.wraps(original)
+        def call(src: Any, dst: Any, *given: Any, **options: Any) -> None:
+            if shadow.exists(os.fspath(shadow.for_reading(dst))):
+                raise FileExistsError(17, "File exists", os.fspath(dst))
+            is_hard = original is hard_link
+            original(shadow.for_reading(src) if is_hard else src, shadow.for_writing(dst, keep=False), *given, **options)
+
+        return call
+
+    hard_link = os.link
+    builtins.open = io.open = open_file  # type: ignore[assignment]
+    os.open = open_descriptor
+    for name in ("stat", "lstat", "access", "readlink", "chdir"):
+        setattr(os, name, read(name))
+    for name in ("utime", "chmod", "truncate"):
+        setattr(os, name, changed(name))
+    os.mkdir, os.listdir, os.scandir = shadow.make_folder, _with_default(shadow.names), _with_default(shadow.entries)  # type: ignore[assignment]
+    os.remove, os.unlink, os.rmdir, shutil.rmtree = removed(os.remove), removed(os.unlink), rmdir, rmtree  # type: ignore[assignment]
+    os.rename, os.replace = moved(os.rename), moved(os.replace)
+    os.link, os.symlink = linked(os.link), linked(os.symlink)
+
+
+def _with_default(function: Any) -> Any:
+    """os.listdir and os.scandir take the working folder where no path is given."""
+
+    def call(path: Any = None) -> Any:
+        return function("." if path is None else path)
+
+    return call
+
+
+def redirect_torch(torch: Any, shadow: Shadow) -> None:
+    """torch.save writes files by C++."""
+    save = torch.save
+
+    @functools.wraps(save)
+    def redirected(obj: Any, f: Any, *given: Any, **options: Any) -> Any:
+        return save(obj, shadow.for_writing(f, keep=False), *given, **options)
+
+    torch.save = torch.serialization.save = redirected
+
+
+def redirect_safetensors(module: Any, shadow: Shadow) -> None:
+    """safetensors writes and reads files by Rust; its modules import the two functions by name."""
+    if hasattr(module, "serialize_file") and not hasattr(module.serialize_file, "__wrapped__"):
+        serialize = module.serialize_file
+
+        @functools.wraps(serialize)
+        def serialize_file(tensors: Any, filename: Any, *given: Any, **options: Any) -> Any:
+            return serialize(tensors, shadow.for_writing(filename, keep=False), *given, **options)
+
+        module.serialize_file = serialize_file
+    if isinstance(getattr(module, "safe_open", None), type):
+        opened = module.safe_open
+
+        @functools.wraps(opened, updated=())
+        def safe_open(filename: Any, *given: Any, **options: Any) -> Any:
+            return opened(shadow.for_reading(filename), *given, **options)
+
+        module.safe_open = safe_open
+
+
+def redirect_tokenizers(module: Any, shadow: Shadow) -> None:
+    """tokenizers writes tokenizer.json by Rust: its folder is translated before."""
+    kind = module.PreTrainedTokenizerBase
+    save = kind.save_pretrained
+
+    @functools.wraps(save)
+    def save_pretrained(self: Any, save_directory: Any, *given: Any, **options: Any) -> Any:
+        return save(self, shadow.folder_for_writing(save_directory), *given, **options)
+
+    kind.save_pretrained = save_pretrained
+
+
+def default_passed() -> tuple[str, ...]:
+    """Caches and bytecode: written as usual, because they hold no results."""
+    home = os.path.expanduser("~")
+    named = [os.environ.get(name) for name in ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "XDG_CACHE_HOME", "TRITON_CACHE_DIR")]
+    return (os.path.join(home, ".cache"), os.path.join(home, ".triton"), *(folder for folder in named if folder), sys.prefix)

@@ -1,0 +1,104 @@
+"""Installs the agent's parts, each at the import of the module it concerns."""
+
+# ruff: noqa: PTH118, PTH123 (no pathlib in the user's interpreter)
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from . import longest, shadow
+from .watch import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def start() -> None:
+    """Called at the interpreter's start, once per process of the command."""
+    session = os.environ["BRIM_EMULATION"]
+    with open(os.path.join(session, "settings.json")) as stream:
+        settings = json.load(stream)
+    open(os.path.join(session, f"python-{os.getpid()}"), "w").close()
+    files = None
+    if not settings["allow_writes"]:
+        files = shadow.Shadow(os.path.join(session, "shadow"), (session, *shadow.default_passed()))
+    watch = Watch(session, settings, files.written if files is not None else {})
+    if files is not None:
+        shadow.install(files)
+    after_import(_installers(watch, files, settings))
+    atexit.register(watch.finish)
+
+
+def _installers(watch: Watch, files: shadow.Shadow | None, settings: dict[str, Any]) -> dict[str, Callable[[Any], None]]:
+    def on_torch(torch: Any) -> None:
+        watch.on_torch(torch)
+        if files is not None:
+            shadow.redirect_torch(torch, files)
+        _watch_call(torch, "save", watch.saving)
+        torch.serialization.save = torch.save
+        if settings["longest"]:
+            longest.install(torch, watch.note)
+
+    def on_safetensors(module: Any) -> None:
+        if files is not None:
+            shadow.redirect_safetensors(module, files)
+        if hasattr(module, "serialize_file"):
+            _watch_call(module, "serialize_file", watch.saving)
+
+    def on_tokenizers(module: Any) -> None:
+        if files is not None:
+            shadow.redirect_tokenizers(module, files)
+
+    return {
+        "torch": on_torch,
+        "deepspeed.runtime.engine": watch.on_deepspeed,
+        "safetensors": on_safetensors,
+        "safetensors.torch": on_safetensors,
+        "safetensors.numpy": on_safetensors,
+        "transformers.tokenization_utils_base": on_tokenizers,
+    }
+
+
+def _watch_call(owner: Any, name: str, before: Callable[[], None]) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def call(*given: Any, **options: Any) -> Any:
+        before()
+        return original(*given, **options)
+
+    setattr(owner, name, call)
+
+
+class _Finder:
+    """First on `sys.meta_path`: finds modules as the other finders do, and calls a function after the import of a few."""
+
+    def __init__(self, wanted: dict[str, Callable[[Any], None]]) -> None:
+        self._wanted = wanted
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        then = self._wanted.get(name)
+        if then is None:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None and spec.loader is not None:
+                run = spec.loader.exec_module
+
+                def exec_module(module: Any, run: Any = run, then: Any = then) -> None:
+                    run(module)
+                    then(module)
+
+                spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+                return spec
+        return None
+
+
+def after_import(wanted: dict[str, Callable[[Any], None]]) -> None:
+    """Call each function with its module once that is imported."""
+    sys.meta_path.insert(0, _Finder(wanted))

@@ -1,0 +1,328 @@
+"""Follows the training: optimizer steps, phases, shapes of micro-batches, out-of-memory errors; writes the report; stops the command."""
+
+# ruff: noqa: PTH118, PTH123, SLF001 (no pathlib in the user's interpreter; torch's internals are what is followed)
+
+from __future__ import annotations
+
+import functools
+import json
+import multiprocessing
+import os
+import sys
+import time
+from typing import Any
+
+from .peaks import Peaks
+
+_STOP_SECONDS = 60.0
+"""How long a rank waits for the others before it stops."""
+_SHAPES = 200
+
+
+class Watch:
+    """One process of the command."""
+
+    def __init__(self, session: str, settings: dict[str, Any], redirected: dict[str, None]) -> None:
+        self._session = session
+        self._settings = settings
+        self._redirected = redirected
+        self._torch: Any = None
+        self._pid = os.getpid()
+        self._peaks: Peaks | None = None
+        self._depth = 0
+        self._phase = "loading"
+        self._steps: dict[int, int] = {}
+        self._engine_steps: int | None = None
+        self._shapes: dict[tuple[str, int, int | None], int] = {}
+        self._reached: dict[str, None] = {}
+        self._failures: list[dict[str, Any]] = []
+        self._error: dict[str, str] | None = None
+        self._notes: list[dict[str, Any]] = []
+        self._stopped = False
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps so far: of the engine where one counts, else of the optimizer that has stepped most."""
+        return self._engine_steps if self._engine_steps is not None else max(self._steps.values(), default=0)
+
+    # ---- installation
+
+    def on_torch(self, torch: Any) -> None:
+        """Hook into torch, right after its import."""
+        self._torch = torch
+        self._peaks = Peaks(torch)
+        optimizer = sys.modules["torch.optim.optimizer"]
+        optimizer.register_optimizer_step_pre_hook(lambda *_given: self._enter("optimizer"))
+        optimizer.register_optimizer_step_post_hook(lambda stepped, *_given: self._after_step(stepped))
+        self._wrap_calls(torch)
+        self._wrap_backward(torch)
+        self._refuse_compile(torch)
+        torch.cuda._lazy_call(self._on_cuda)
+        excepthook = sys.excepthook
+
+        def remember(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+            self.failed(error)
+            excepthook(kind, error, trace)
+
+        sys.excepthook = remember
+
+    def on_deepspeed(self, module: Any) -> None:
+        """DeepSpeed's engine steps its optimizer several times for one step of the training: the engine counts."""
+        step = module.DeepSpeedEngine.step
+
+        @functools.wraps(step)
+        def counted(engine: Any, *given: Any, **options: Any) -> Any:
+            self._engine_steps = self._engine_steps or 0
+            self._enter("optimizer")
+            result = step(engine, *given, **options)
+            if engine.global_steps > self._engine_steps:
+                self._engine_steps = engine.global_steps
+                self._finish_step()
+            else:
+                self._enter("other")
+            return result
+
+        module.DeepSpeedEngine.step = counted
+
+    def _on_cuda(self) -> None:
+        assert self._peaks is not None
+        self._peaks.start()
+        attach = getattr(self._torch._C, "_cuda_attach_out_of_memory_observer", None)
+        if attach is not None:
+            attach(self._ran_out)
+
+    def _wrap_calls(self, torch: Any) -> None:
+        call = torch.nn.Module.__call__
+
+        @functools.wraps(call)
+        def counted(module: Any, *given: Any, **options: Any) -> Any:
+            if self._depth == 0 and not self._in_backward() and next(module.parameters(), None) is not None:
+                self._enter_model(given, options)
+            self._depth += 1
+            try:
+                return call(module, *given, **options)
+            finally:
+                self._depth -= 1
+
+        torch.nn.Module.__call__ = counted
+
+    def _wrap_backward(self, torch: Any) -> None:
+        for name in ("backward", "grad"):
+            original = getattr(torch.autograd, name)
+
+            @functools.wraps(original)
+            def counted(*given: Any, _original: Any = original, **options: Any) -> Any:
+                assert self._peaks is not None
+                self._peaks.backward_line = _caller()
+                self._enter("backward")
+                result = _original(*given, **options)
+                self._enter("other")
+                return result
+
+            setattr(torch.autograd, name, counted)
+
+    def _refuse_compile(self, torch: Any) -> None:
+        """Compiled code is not run by the emulated card. The error comes when something is compiled, not where it is declared."""
+        if os.environ.get("TORCHDYNAMO_DISABLE") == "1" or os.environ.get("TORCH_COMPILE_DISABLE") == "1":
+            return
+        compiled = torch.compile
+
+        def refuse(*_given: Any, **_options: Any) -> Any:
+            self._note("torch-compile")
+            raise RuntimeError(
+                "torch.compile is not supported on an emulated card. Set TORCH_COMPILE_DISABLE=1 to emulate the same script in eager mode."
+            )
+
+        @functools.wraps(compiled)
+        def compile_(model: Any = None, **options: Any) -> Any:
+            options.pop("mode", None)
+            options.pop("options", None)
+            options["backend"] = refuse
+            return compiled(model, **options)
+
+        torch.compile = compile_
+
+    def _in_backward(self) -> bool:
+        return bool(self._torch._C._current_graph_task_id() != -1)
+
+    # ---- what the program does
+
+    def _enter(self, phase: str) -> None:
+        """A phase begins: what was allocated until now belongs to the one before."""
+        if self._peaks is not None and self._torch.cuda.is_initialized():
+            self._peaks.read(self.steps + (self._phase != "loading"), self._phase)
+            self._peaks.where = (self.steps + 1, phase)
+        self._phase = phase
+
+    def _enter_model(self, given: tuple[Any, ...], options: dict[str, Any]) -> None:
+        trains = self._torch.is_grad_enabled()
+        if not trains and self.steps:
+            self._reached.setdefault("evaluation")
+        self._enter("forward" if trains else "evaluation")
+        shape = shape_of(self._torch, given, options)
+        if shape is not None and len(self._shapes) < _SHAPES:
+            key = ("training" if trains else "evaluation", *shape)
+            self._shapes[key] = self._shapes.get(key, 0) + 1
+
+    def saving(self) -> None:
+        """The command saves something."""
+        if self.steps:
+            self._reached.setdefault("saving")
+
+    def _after_step(self, optimizer: Any) -> None:
+        if self._engine_steps is not None:
+            return
+        self._steps[id(optimizer)] = before = self._steps.get(id(optimizer), 0) + 1
+        if before == self.steps:
+            self._finish_step()
+        else:
+            self._enter("other")
+
+    def _finish_step(self) -> None:
+        assert self._peaks is not None
+        if self._torch.cuda.is_initialized():
+            self._peaks.read(self.steps, "optimizer")
+            self._peaks.find_owners()
+        self._phase = "other"
+        self._peaks.where = (self.steps + 1, "other")
+        self.write()
+        wanted = self._settings.get("steps")
+        if wanted is not None and self.steps >= wanted and self._torch.cuda.is_initialized():
+            self._stop()
+
+    def _ran_out(self, device: int, asked: int, _held: int, free: int) -> None:
+        """The allocator gave up: called before the error is raised."""
+        assert self._peaks is not None
+        failure = {"device": device, "step": self.steps + 1, "phase": self._phase, "asked_bytes": asked, "free_bytes": free}
+        failure["where"] = self._peaks.backward_line if self._phase == "backward" else _caller()
+        self._failures.append(failure)
+        self._peaks.read(self.steps + 1, self._phase)
+        self._peaks.find_owners()
+        self.write()
+
+    def failed(self, error: BaseException) -> None:
+        """An exception that nothing caught."""
+        self._error = {"type": type(error).__name__, "message": str(error)[:2000]}
+        self._torch is not None and self.write()
+
+    def _note(self, code: str, **values: Any) -> None:
+        self._notes.append({"code": code, "values": values})
+
+    note = _note
+
+    # ---- the report
+
+    def finish(self) -> None:
+        """The interpreter exits."""
+        if os.getpid() != self._pid or self._torch is None or self._stopped:
+            return
+        if self._torch.cuda.is_initialized() and self._peaks is not None:
+            self._peaks.read(self.steps + 1 if self._phase != "other" else max(1, self.steps), self._phase)
+            if any(device.is_new for device in self._peaks.devices.values()):
+                self._peaks.find_owners()
+        self.write()
+
+    def write(self) -> None:
+        """One file for each process, replaced as a whole."""
+        if os.getpid() != self._pid:
+            return
+        path = os.path.join(self._session, f"process-{self._pid}.json")
+        with _open(path + ".part", "w") as stream:
+            json.dump(self._report(), stream)
+        _replace(path + ".part", path)
+
+    def _report(self) -> dict[str, Any]:
+        torch = self._torch
+        used = bool(torch.cuda.is_initialized())
+        devices = []
+        for index, device in sorted(self._peaks.devices.items()) if self._peaks is not None else ():
+            retries, ooms = self._peaks.counts(index)  # type: ignore[union-attr]
+            devices.append(
+                {
+                    "device": index, "peak_allocated_bytes": device.allocated, "peak_reserved_bytes": device.reserved,
+                    "peak_device_bytes": _device_peak(index), "peak_step": device.step, "peak_phase": device.phase,
+                    "owners": device.owners, "unaccounted_bytes": device.unaccounted, "retries": retries, "ooms": ooms,
+                }
+            )  # fmt: skip
+        return {
+            "pid": self._pid, "argv": list(sys.argv), "python": sys.version.split()[0], "versions": _versions(),
+            "rank": _rank(torch), "world_size": _world_size(torch), "uses_cuda": used, "devices": devices, "steps": self.steps,
+            "engine": self._engine_steps is not None, "stopped": self._stopped, "reached": list(self._reached),
+            "shapes": [[mode, rows, length, count] for (mode, rows, length), count in self._shapes.items()],
+            "failures": self._failures, "error": self._error, "notes": self._notes, "written": list(self._redirected)[:1000],
+            "uncomputed": _uncomputed(),
+        }  # fmt: skip
+
+    def _stop(self) -> None:
+        """Leave now, with success, once all ranks are here: nothing of the command runs after its last step."""
+        self._stopped = True
+        self.write()
+        world, folder = _world_size(self._torch), os.path.join(self._session, f"stop-{os.environ.get('MASTER_PORT', 'one')}")
+        if world > 1:
+            _open(f"{folder}-{_rank(self._torch)}", "w").close()
+            deadline = time.monotonic() + _STOP_SECONDS
+            while time.monotonic() < deadline:
+                if all(_exists(f"{folder}-{rank}") for rank in range(world)):
+                    break
+                time.sleep(0.02)
+        for child in multiprocessing.active_children():
+            child.terminate()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        os._exit(0)
+
+
+# Taken before the shadow replaces them: reports are not the command's files.
+_open, _replace, _exists = open, os.replace, os.path.exists
+
+
+def shape_of(torch: Any, given: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, int | None] | None:
+    """Rows and length of a micro-batch, from the arguments of the model."""
+    tensors = [options.get(name) for name in ("input_ids", "inputs_embeds", "input_features", "pixel_values")]
+    for value in (*tensors, *given, *options.values()):
+        if isinstance(value, dict):
+            found = shape_of(torch, (), value)
+            if found is not None:
+                return found
+        if isinstance(value, torch.Tensor) and value.dim():
+            return int(value.shape[0]), int(value.shape[1]) if value.dim() in {2, 3} else None
+    return None
+
+
+def _caller() -> str:
+    """`file:line` of the innermost frame outside torch and this agent."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if f"emulator{os.sep}agent" not in name and f"{os.sep}torch{os.sep}" not in name and not name.startswith("<"):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _device_peak(index: int) -> int:
+    card = sys.modules.get("brim_card")
+    return int(card.peak_device_bytes(index)) if card is not None and hasattr(card, "peak_device_bytes") else 0
+
+
+def _uncomputed() -> list[str]:
+    card = sys.modules.get("brim_card")
+    return list(card.uncomputed()) if card is not None and hasattr(card, "uncomputed") else []
+
+
+def _versions() -> dict[str, str]:
+    names = ("torch", "transformers", "accelerate", "peft", "trl", "bitsandbytes", "deepspeed", "lightning")
+    return {name: str(getattr(sys.modules[name], "__version__", "")) for name in names if name in sys.modules}
+
+
+def _rank(torch: Any) -> int:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return int(torch.distributed.get_rank())
+    return int(os.environ.get("RANK") or 0)
+
+
+def _world_size(torch: Any) -> int:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return int(torch.distributed.get_world_size())
+    return int(os.environ.get("WORLD_SIZE") or 1)

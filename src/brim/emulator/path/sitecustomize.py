@@ -1,0 +1,43 @@
+"""Python imports this at startup, because `brim emulate` puts this folder first on PYTHONPATH. It starts the agent, then runs the
+sitecustomize that Python would have imported without brim."""
+
+# ruff: noqa: PTH100, PTH118, PTH120 (runs in the user's interpreter at startup: nothing but the standard library's core)
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+
+def _start_agent(folder: str) -> None:
+    """Load the agent by its path, so that the interpreter needs no brim of its own."""
+    spec = importlib.util.spec_from_file_location(
+        "_brim_agent", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["_brim_agent"] = package
+    spec.loader.exec_module(package)
+    importlib.import_module("_brim_agent.start").start()
+
+
+def _run_next_sitecustomize(here: str) -> None:
+    """Import the sitecustomize behind ours on the path, in our place in `sys.modules`. Our folder stays on the path: it also holds
+    `brim_card`."""
+    remaining = [entry for entry in sys.path if os.path.abspath(entry) != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", remaining)
+    if spec is None or spec.loader is None:
+        return
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+if os.environ.get("BRIM_EMULATION"):
+    _start_agent(os.path.join(os.path.dirname(_HERE), "agent"))
+_run_next_sitecustomize(_HERE)
