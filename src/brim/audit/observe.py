@@ -7,6 +7,7 @@ interpreter by PYTHONPATH (observer/), writes down what enters the model and whe
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
@@ -16,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from brim.audit.observing.blaming import Ran, blame, project_of, with_source
 from brim.audit.observing.following import Follower
-from brim.audit.observing.running import run
 from brim.audit.observing.telling import observation
 from brim.errors import BrimError, UsageError
 from brim.locale import _
+from brim.machine.foreground import run_foreground
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 EVENTS = "events"
 OBSERVATION = "observation.json"
+_OBSERVER = Path(__file__).parent / "observer" / "path"
+"""The folder that Python searches first, for its `sitecustomize`."""
 
 
 def observe(
@@ -52,7 +55,8 @@ def observe(
     folder = _made(Path(output) if output is not None else _folder_of(words))
     events = folder.resolve() / EVENTS
     follower = Follower(folder, events, effective_batch)
-    exit_code = run(words, events, follower.look, environment)
+    hint = _("Write the command as you would without brim: brim observe -- python train.py")
+    exit_code = run_foreground(words, surroundings(events, environment), hint=hint, look=follower.look)
     reason = "" if exit_code == 0 else _("The command ended with exit code {code}.").format(code=exit_code)
     follower.end(finished=exit_code == 0, reason=reason)
     main = follower.main()
@@ -62,6 +66,14 @@ def observe(
     if source and main is not None:
         found = _with_source(found, main)
     return _written(_printable(found), folder / OBSERVATION)
+
+
+def surroundings(events: Path, environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The command's environment: ours, with the observer's folder first on PYTHONPATH and the folder for its events."""
+    given = dict(os.environ if environment is None else environment)
+    # An empty entry would mean the working folder.
+    path = os.pathsep.join(filter(None, (str(_OBSERVER), given.get("PYTHONPATH"))))
+    return {**given, "PYTHONPATH": path, "BRIM_OBSERVE": str(events)}
 
 
 def _written(found: Observation, path: Path) -> Observation:

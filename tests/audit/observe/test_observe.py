@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from brim import check_ledger, read_ledger
-from brim.audit.observe import observe
-from brim.audit.observing.running import surroundings
+from brim.audit.observe import observe, surroundings
 from brim.errors import UsageError
 from brim.records.observations import Observation
 from tests import torchrun
