@@ -1,0 +1,263 @@
+"""Predicted memory against the real CUDA build of torch on emulated cards.
+
+    python benchmarks/memory_emulated.py [--cases 200] [--seed 1] [-o results.jsonl]
+    python benchmarks/memory_emulated.py --measured results.jsonl            # only predict again
+    python benchmarks/memory_emulated.py --microscope '{"model": "gpt2", "gpu": "t4", "micro_batch": 4}' [--all]
+
+Cases are drawn by seed (`emulated/draw.py`). Each is trained for three steps by plain torch, transformers, peft and bitsandbytes
+(`emulated/training.py`) on an emulated card with unlimited memory; `brim.estimate` predicts the same case. The table compares
+`torch.cuda.max_memory_allocated` and `max_memory_reserved` with the prediction; positive errors mean that brim predicts more.
+Exit 1 if a bar is missed.
+
+The microscope records torch's memory history of one case, aligns it with the predicted requests and shows the first that differs.
+
+The measurements need an interpreter with the CUDA build of torch: `--python`, by default `.venv-cuda/bin/python` (`make emulator`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import brim
+from brim.errors import BrimError
+from brim.memory.estimate import Question
+from brim.memory.where import find_where
+from brim.workload.resolve import find_model
+from brim.workload.settings import read_settings
+from emulated.draw import Case, draw
+
+_ROOT = Path(__file__).resolve().parents[1]
+_TRAINING = Path(__file__).parent / "emulated" / "training.py"
+_DEFAULTS: Case = {
+    "gpu": "rtx-3090", "method": "full", "precision": "fp32", "micro_batch": 1, "seq_len": 512, "checkpointing": "none",
+    "optimizer": "adamw", "attention": "sdpa", "padded": False, "accumulation": 1, "max_grad_norm": 1.0,
+}  # fmt: skip
+_KNOWN_CAUSES: tuple[tuple[dict[str, Any], str], ...] = ()
+"""Why cases like these are outside of the bars: fields that such a case has, and the cause."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What errors, in percent, may be."""
+
+    median: float
+    high_end: float
+    """The 90th percentile."""
+    low: float
+    high: float
+    outside: float
+    """The share of cases that may lie outside of these two."""
+
+    def judge(self, name: str, errors: list[float]) -> bool:
+        """Print a line of percentiles; whether the bar is met."""
+        sizes = sorted(map(abs, errors))
+        share = sum(not self.low <= error <= self.high for error in errors) / len(errors)
+        median, high_end = statistics.median(sizes), sizes[int(0.9 * (len(sizes) - 1))]
+        is_met = median <= self.median and high_end <= self.high_end and share <= self.outside
+        print(
+            f"{name:9}  {len(sizes)} cases  median {median:.4f} %  90th {high_end:.3f} %  worst {sizes[-1]:.2f} %  "
+            f"mean {statistics.mean(errors):+.3f} %  outside {self.low:+.0f}..{self.high:+.0f} %: {100 * share:.1f} %  "
+            f"{'met' if is_met else 'MISSED'}"
+        )
+        return is_met
+
+
+BARS = {
+    "allocated": Bar(median=0.02, high_end=0.2, low=-1.0, high=1.0, outside=0.01),
+    "reserved": Bar(median=0.1, high_end=1.0, low=-1.0, high=3.0, outside=0.02),
+}
+
+
+def question_of(case: Case) -> Question:
+    """The estimate of a case."""
+    settings = {name: value for name, value in case.items() if name not in {"model", "gpu"}}
+    where = find_where(case["gpu"], None, None)
+    assert where is not None
+    return Question.ask(case["model"], read_settings(settings), where)
+
+
+def complete(case: Case) -> Case:
+    """The case with its defaults and its task."""
+    case = {**_DEFAULTS, **case}
+    if case["method"] != "full":
+        case = {"lora_rank": 8, "lora_targets": [], **case}
+    return {**case, "task": question_of(case).settings.task}
+
+
+def measure(
+    cases: list[Case], runner: list[str], python: str, results: Path, *, history: str | None = None
+) -> list[dict[str, Any]]:
+    """Train every case, card by card; lines are written as they come."""
+    by_card: dict[str, list[Case]] = defaultdict(list)
+    for case in cases:
+        by_card[case["gpu"]].append(case)
+    found: list[dict[str, Any]] = []
+    with results.open("a") as file:
+        for gpu, some in by_card.items():
+            questions = [json.dumps({"case": case, "config": dict(find_model(case["model"]).config or {})}) for case in some]
+            command = [*runner, "--gpu", gpu, "--memory", "1024GiB", "--", python, str(_TRAINING)]
+            command += ["--history", history] if history else []
+            with (
+                tempfile.TemporaryFile("w+") as asked,
+                subprocess.Popen(command, stdin=asked, stdout=subprocess.PIPE, text=True, cwd=_ROOT) as process,
+            ):
+                asked.write("\n".join(questions))
+                asked.seek(0)
+                assert process.stdout is not None
+                for line in process.stdout:
+                    found.append(json.loads(line))
+                    file.write(line)
+                    file.flush()
+                    print(f"\r{len(found)} of {len(cases)} measured", end="", file=sys.stderr)
+            if process.returncode:
+                print(f"\n{gpu}: the measuring process ended with {process.returncode}.", file=sys.stderr)
+    print(file=sys.stderr)
+    return found
+
+
+def predict(case: Case) -> dict[str, Any]:
+    """Brim's figures for a case."""
+    settings = {name: value for name, value in case.items() if name != "model"}
+    try:
+        answer = brim.estimate(case["model"], **settings)
+    except BrimError as error:
+        return {"error": f"{type(error).__name__}: {error}"[:400]}
+    return {
+        "allocated": answer.peak_allocated_bytes,
+        "reserved": answer.peak_reserved_bytes,
+        "kernel": answer.attention_kernel,
+        "phase": answer.peak_phase,
+        "seconds": answer.elapsed_seconds,
+    }
+
+
+def errors_of(measured: dict[str, Any], predicted: dict[str, Any]) -> dict[str, float] | None:
+    if "error" in measured or "error" in predicted:
+        return None
+    return {name: 100 * (predicted[name] / measured[name] - 1) for name in BARS}
+
+
+def describe(case: Case) -> str:
+    words = [case["model"], case["gpu"], case["method"], case["precision"], f"{case['micro_batch']}x{case['seq_len']}"]
+    words += ["ckpt"] if case["checkpointing"] != "none" else []
+    words += [case["optimizer"], case["attention"]] + (["padded"] if case["padded"] else [])
+    words += [f"acc{case['accumulation']}"] if case["accumulation"] > 1 else []
+    words += ["no-clip"] if case["max_grad_norm"] is None else []
+    if case["method"] != "full":
+        words += [f"r{case['lora_rank']}"] + (["all-linear"] if case["lora_targets"] else [])
+    return " ".join(words)
+
+
+def cause_of(case: Case) -> str:
+    for fields, cause in _KNOWN_CAUSES:
+        if all(case.get(name) == value for name, value in fields.items()):
+            return cause
+    return "unexplained"
+
+
+def report(rows: list[dict[str, Any]], *, everything: bool) -> bool:
+    """Print the table, the percentiles and the cases outside of the bars; whether all bars are met."""
+    compared = [(row, errors) for row in rows if (errors := errors_of(row["measured"], row["predicted"])) is not None]
+    for row, errors in sorted(compared, key=lambda pair: max(map(abs, pair[1].values()))):
+        is_outlier = any(not bar.low <= errors[name] <= bar.high for name, bar in BARS.items())
+        if everything or is_outlier:
+            sizes = " / ".join(f"{row['measured'][name] / 2**20:,.0f} MiB {errors[name]:+.3f} %" for name in BARS)
+            print(
+                f"{sizes}  {describe(row['case'])} [{row['predicted']['kernel']}]"
+                + (f": {cause_of(row['case'])}" if is_outlier else "")
+            )
+    for row in rows:
+        for side in ("measured", "predicted"):
+            if "error" in row[side]:
+                print(f"not {side}: {describe(row['case'])}: {row[side]['error'][:200]}")
+    verdicts = [bar.judge(name, [errors[name] for _row, errors in compared]) for name, bar in BARS.items()]
+    return all(verdicts)
+
+
+def has_cuda_build(python: str) -> bool:
+    if not Path(python).exists():
+        return False
+    code = "import torch; raise SystemExit(torch.version.cuda is None)"
+    return subprocess.run([python, "-c", code], check=False, capture_output=True).returncode == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("-o", "--output", type=Path, help="raw results, JSON lines; default: memory_emulated-SEED.jsonl")
+    parser.add_argument("--measured", type=Path, help="results of an earlier run: what it measured is not measured again")
+    parser.add_argument(
+        "--python", default=str(_ROOT / ".venv-cuda" / "bin" / "python"), help="an interpreter with the CUDA build of torch"
+    )
+    parser.add_argument("--runner", help="the program that provides the card; default: python -m brim.emulator")
+    parser.add_argument("--table", action="store_true", help="print every case, not only those outside of the bars")
+    parser.add_argument("--microscope", metavar="CASE", help="align one case (JSON) with torch's own memory history")
+    parser.add_argument("--all", action="store_true", help="microscope: list all differences")
+    parser.add_argument(
+        "--stacks", choices=("python", "all"), default="python", help="microscope: frames to record; all: C++ too, slow"
+    )
+    asked = parser.parse_args()
+    runner = [asked.runner] if asked.runner else [asked.python, "-m", "brim.emulator"]
+    if not asked.measured and not has_cuda_build(asked.python):
+        print(
+            f"Skipped: {asked.python} has no CUDA build of torch. Run `make emulator`, or name one with --python.",
+            file=sys.stderr,
+        )
+        return 0
+    if asked.microscope:
+        from emulated.microscope import show
+
+        case = complete(json.loads(asked.microscope))
+        with tempfile.TemporaryDirectory() as folder:
+            [row] = measure([case], runner, asked.python, Path(folder) / "history.jsonl", history=asked.stacks)
+        if "error" in row:
+            print(row["error"], row.get("where", ""), sep="\n")
+            return 1
+        show(question_of(case), row, everything=asked.all)
+        return 0
+    cases = [complete(case) for case in draw(asked.cases, asked.seed)]
+    known: dict[str, dict[str, Any]] = {}
+    if asked.measured:
+        rows = [json.loads(line) for line in asked.measured.read_text().splitlines()]
+        known = {json.dumps(row["case"], sort_keys=True): row.get("measured", row) for row in rows}
+    missing = [case for case in cases if json.dumps(case, sort_keys=True) not in known]
+    output = asked.output or Path(f"memory_emulated-{asked.seed}.jsonl")
+    if missing:
+        if not has_cuda_build(asked.python):
+            print(
+                f"Skipped: {len(missing)} cases are not measured, and {asked.python} has no CUDA build of torch.", file=sys.stderr
+            )
+            return 0
+        partial = output.with_suffix(".measuring.jsonl")
+        for row in measure(missing, runner, asked.python, partial):
+            known[json.dumps(row["case"], sort_keys=True)] = row
+        partial.unlink(missing_ok=True)
+    rows = []
+    with output.open("w") as file:
+        for case in cases:
+            measured = {
+                name: value
+                for name, value in known.get(json.dumps(case, sort_keys=True), {"error": "not measured"}).items()
+                if name != "case"
+            }
+            rows.append({"case": case, "measured": measured, "predicted": predict(case)})
+            file.write(json.dumps(rows[-1]) + "\n")
+            print(f"\r{len(rows)} of {len(cases)} predicted", end="", file=sys.stderr)
+    print(file=sys.stderr)
+    return 0 if report(rows, everything=asked.table) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
