@@ -6,12 +6,16 @@ in a child process, for those who need to know more.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 import platform
 import subprocess
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from brim.errors import UnsupportedError
 from brim.locale import _
 from brim.machine import nvml
 from brim.machine.catalogue import gpu_of_driver
@@ -119,6 +123,31 @@ def bf16_works() -> bool:
     heads = torch.ones(1, 2, 16, 32, dtype=torch.bfloat16)
     attended = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
     return bool((matrix @ matrix)[0, 0] == 64) and bool(attended.isfinite().all())
+
+
+@cache
+def why_no_flash_attention() -> str:
+    """Why the package flash-attn cannot be used by this interpreter; empty where it can. Imports it, because a build for another torch
+    is found and cannot be imported.
+    """
+    if importlib.util.find_spec("flash_attn") is None:
+        return _("the package flash-attn is not installed")
+    try:
+        importlib.import_module("flash_attn")
+    except Exception as error:  # noqa: BLE001 (an undefined symbol, a missing library: whatever its native part raises)
+        first = str(error).strip().partition("\n")[0] or type(error).__name__
+        return _("the package flash-attn cannot be imported: {why}").format(why=first)
+    return ""
+
+
+def require_flash_attention() -> None:
+    """An error where `--attention flash2` cannot run here."""
+    why = why_no_flash_attention()
+    if why:
+        raise UnsupportedError(
+            _("--attention flash2 cannot run here: {why}.").format(why=why),
+            hint=_("Use --attention sdpa, or install it: pip install flash-attn --no-build-isolation."),
+        )
 
 
 def _nvidia() -> tuple[tuple[Accelerator, ...], tuple[str, ...]]:

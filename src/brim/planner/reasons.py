@@ -116,6 +116,10 @@ def _why_choices(request: Request, pick: Pick, found: Found) -> Iterator[str]:
             yield _("{attention} ({kernel}): flash attention needs compute capability 8.0, and {gpu} is older.").format(
                 attention=pick.option.attention, kernel=pick.option.attention_kernel, gpu=request.where.label
             )
+        else:
+            yield _("{attention}: flash2 needs the package flash-attn, so it is planned only with --attention flash2.").format(
+                attention=pick.option.attention
+            )
     if "optimizer" not in request.pinned and settings.optimizer == "adamw-fused":
         yield _("adamw-fused: the update of AdamW in one kernel, without temporaries.")
     if "sharding" not in request.pinned and settings.ranks > 1:
@@ -141,8 +145,8 @@ def _why_checkpointing(pick: Pick, found: Found) -> str:
 def _why_flash2(pick: Pick, found: Found) -> str:
     rival = next((other for other in found.others if other.option.attention == "sdpa"), None)
     if rival is None:
-        return _("flash2 needs the package flash-attn.")
-    return _("flash2 needs the package flash-attn; without it take --attention sdpa, predicted {share:.1%} slower.").format(
+        return _("flash2: the package flash-attn is installed here.")
+    return _("flash2: the package flash-attn is installed here. sdpa is predicted to be {share:.1%} slower.").format(
         share=rival.seconds / pick.seconds - 1
     )
 

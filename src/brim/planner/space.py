@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from brim.errors import BrimError, UsageError
 from brim.locale import _
+from brim.machine.detect import why_no_flash_attention
 from brim.memory.compatibility import check
 from brim.memory.estimate import fill
 from brim.workload.settings import Settings
@@ -134,11 +135,11 @@ def _precisions(pinned: dict[str, Any], where: Where, vary: frozenset[str]) -> l
 
 
 def _attentions(pinned: dict[str, Any], where: Where) -> list[Any]:
+    """flash-attention 2 is a package of its own: chosen where it is known to be importable, and elsewhere only if asked for."""
     if "attention" in pinned:
         return [pinned["attention"]]
-    if where.gpu is None:
-        return [None, "eager"]
-    return ["flash2", None, "eager"] if where.gpu.flash_attention else [None, "eager"]
+    has_flash2 = where.gpu is not None and where.gpu.flash_attention and where.is_here and not why_no_flash_attention()
+    return ["flash2", None, "eager"] if has_flash2 else [None, "eager"]
 
 
 def _optimizers(pinned: dict[str, Any], where: Where, vary: frozenset[str]) -> list[Any]:

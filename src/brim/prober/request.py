@@ -12,6 +12,7 @@ import numpy as np
 
 from brim.errors import UnsupportedError, UsageError
 from brim.locale import _
+from brim.machine.detect import require_flash_attention
 from brim.memory.compatibility import check, check_module
 from brim.memory.estimate import Question
 from brim.memory.where import Where, find_where
@@ -251,6 +252,8 @@ def read_request(
     question = Question.ask(model, given, where, trust_remote_code=trust_remote_code, step=step, cache=cache)
     question, lengths = _with_lengths(question, given, data, tokenizer, trust_remote_code)
     _check_one_process(question.settings)
+    if question.settings.attention == "flash2" and name != "cpu":
+        require_flash_attention()
     warnings = check(question.settings, question.config, where.gpu)
     if question.config is None:
         check_module(question.given, has_step=step is not None)

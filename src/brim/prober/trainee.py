@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -17,7 +17,7 @@ from torch import nn
 from brim.errors import RunError, UnsupportedError, UsageError
 from brim.locale import _
 from brim.machine import child
-from brim.memory.tracing.building import HALVES, build_model, make_batch
+from brim.memory.tracing.building import HALVES, build_model, make_batch, refusals
 from brim.memory.tracing.measured import PlainLion
 from brim.prober.quantized import quantize
 from brim.prober.shapes import Shape
@@ -124,15 +124,13 @@ def configured(setup: Setup, device: str) -> Trainee:
     torch.manual_seed(0)
     if setup.attention == "flash2" and torch.device(device).type != "cuda":
         raise UnsupportedError(_("flash2 runs on CUDA cards alone, and this is {device}.").format(device=device))
-    model = _quantized(setup, device) if setup.method in {"qlora", "lora-8bit"} else build_model(setup, device=device)
+    model = _built(setup, device)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
         raise UsageError(_("Nothing trains: every parameter is frozen."))
     caller: Any = model
 
     def batch_of(shape: Shape) -> dict[str, Any]:
-        from dataclasses import replace
-
         asked = replace(
             setup,
             micro_batch=shape.sequences,
@@ -148,10 +146,18 @@ def configured(setup: Setup, device: str) -> Trainee:
     )  # fmt: skip
 
 
-def _quantized(setup: Setup, device: str) -> nn.Module:
-    """Built on the host and quantised layer by layer, as weights are that come from a file; only what is left of it counts."""
-    with _without_limit():
-        return build_model(setup, device=device, quantizer=quantize)
+def _built(setup: Setup, device: str) -> nn.Module:
+    """As training builds it: with the package flash-attn itself, where a trace has a stand-in for it."""
+    attends = replace(setup, attention=None) if setup.attention == "flash2" else setup
+    # Quantised on the host, layer by layer, as weights are that come from a file: only what is left of it counts.
+    with _without_limit() if setup.method in {"qlora", "lora-8bit"} else contextlib.nullcontext():
+        model = build_model(attends, device=device, quantizer=quantize if setup.method in {"qlora", "lora-8bit"} else None)
+    if setup.attention == "flash2":
+        wrapped: Any = model
+        base = wrapped.get_base_model() if hasattr(wrapped, "get_base_model") else wrapped
+        with refusals():
+            base.set_attn_implementation("flash_attention_2")
+    return model
 
 
 @contextlib.contextmanager

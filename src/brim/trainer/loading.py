@@ -16,6 +16,7 @@ from torch import nn
 
 from brim.errors import BrimError, UnsupportedError, UsageError
 from brim.locale import _, sentences
+from brim.machine.detect import require_flash_attention
 from brim.memory.compatibility import check_module
 from brim.memory.setup import Setup
 from brim.memory.tracing.building import attention_in_force, model_of_config, prepare_model, read_config, refusals
@@ -109,6 +110,8 @@ def refuse_what_cannot_train(model: Model, settings: Settings, *, device: str, f
         )
     if settings.attention == "flash2" and kind != "cuda":
         raise UnsupportedError(_("flash2 runs on CUDA cards alone, and this is {device}.").format(device=device))
+    if settings.attention == "flash2":
+        require_flash_attention()
     if settings.method in BITS and importlib.util.find_spec("bitsandbytes") is None:
         text = _("The quantised methods are bitsandbytes', which is not installed.")
         raise UnsupportedError(text, hint=_("Install it: pip install bitsandbytes."))

@@ -112,6 +112,8 @@ class Preparation:
         self.not_in_force += too_few(len(training), planning.effective_batch)
         settings, best = self._settings(plan, usual, lengths), plan.best
         assert best is not None
+        # A plan from a file may ask for what this machine does not have.
+        refuse_beforehand(self.request, settings, self._device(where))
         self.notes += noise_notes(self.request.model.config or {})
         verification = self._prove(settings)
         probe = self._probe(settings, lengths, where, planning.effective_batch)
