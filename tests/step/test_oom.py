@@ -11,6 +11,9 @@ import torch
 from hypothesis import given, strategies as st
 
 from brim.machine.device import CpuDevice
+from brim.machine.nvml import Process
+from brim.machine.sharing import Others
+from brim.sizes import GIB, MIB
 from brim.step.budget import Budget
 from brim.step.micro import MicroBatch
 from brim.step.oom import (
@@ -162,3 +165,34 @@ def test_the_last_words_say_what_where_and_how_to_go_on() -> None:
     assert "does not save them" in torn.message
     assert str(torn.hint).startswith("Start again. A smaller micro-batch does not help")
     assert "This step was not taken" in clipping_does_not_fit(failure, CpuDevice()).message
+
+
+class SharedCard(CpuDevice):
+    """A device of which another process holds a part."""
+
+    def __init__(self, used_bytes: int) -> None:
+        self._used_bytes = used_bytes
+
+    def others(self) -> Others:
+        return Others(self._used_bytes, (Process(4711, self._used_bytes, "python"),) if self._used_bytes else ())
+
+
+def test_memory_that_another_process_holds_is_not_blamed_on_the_sequence() -> None:
+    failure, one = Failure("backward", "cuda", ASKED_BYTES), MicroBatch(np.array([7]), np.array([[512]]), {})
+    error = does_not_fit_alone(one, failure, SharedCard(2 * GIB), 512)
+    assert error.message.endswith("Other processes hold 2.00 GiB of this GPU: python (pid 4711) 2.00 GiB.")
+    assert (
+        str(error.hint)
+        == "Sequences of this length have fitted in this run. Free the memory that other processes hold, then resume."
+    )
+    torn = half_changed(failure, SharedCard(2 * GIB), "Start again.")
+    assert "pid 4711" in torn.message
+    assert str(torn.hint) == "Start again. Free the memory that other processes hold."
+
+
+def test_a_long_sequence_is_blamed_where_others_hold_too_little_to_matter() -> None:
+    failure, one = Failure("forward", "cuda", ASKED_BYTES), MicroBatch(np.array([7]), np.array([[1200]]), {})
+    error = does_not_fit_alone(one, failure, SharedCard(MIB), 512)
+    assert "pid 4711" in error.message
+    assert str(error.hint).startswith("Sequences of up to 512 tokens have fitted in this run: shorten the longer ones to that.")
+    assert "hold" not in does_not_fit_alone(one, failure, SharedCard(0), 512).message

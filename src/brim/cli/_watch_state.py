@@ -172,11 +172,13 @@ class Watched:
         kinds: list[tuple[Any, int]] = (
             sorted(predicted.by_kind.items(), key=lambda pair: -pair[1]) if predicted is not None else []
         )
+        # Steps report what the allocator has reserved, without the context.
+        kinds = [(kind, size) for kind, size in kinds if kind != "context"]
         return MemoryInUse(
             peak_bytes=int(max(peaks)) if peaks else None,
             highest_bytes=int(columns.highest_bytes) or None,
             limit_bytes=_limit_of(card, header),
-            predicted_bytes=predicted.peak_device_bytes if predicted is not None else None,
+            predicted_bytes=predicted.peak_reserved_bytes if predicted is not None else None,
             predicted_limit_bytes=predicted.limit_bytes if predicted is not None else None,
             by_kind=dict(kinds),
         )

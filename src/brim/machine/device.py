@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from brim.machine import child, nvml
+from brim.machine.sharing import Others, others_of_card
 from brim.record import STRICT
 
 
@@ -99,6 +100,12 @@ class TorchDevice:
             watts=telemetry.watts,
             celsius=telemetry.celsius,
         )
+
+    def others(self) -> Others:
+        """What other processes hold of it."""
+        if self._nvml_index is None:
+            return Others()
+        return others_of_card(self._nvml_index, self._module.memory_reserved(self._torch_device))
 
     def _read_mps(self) -> Reading:
         """Apple's backend counts no peaks, so the present is reported in their place."""

@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from brim.sizes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +38,20 @@ class Telemetry:
     busy: float | None = None
     watts: float | None = None
     celsius: float | None = None
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that holds memory of a card."""
+
+    pid: int
+    used_bytes: int | None = None
+    name: str = ""
+    """Empty where it cannot be read: another user's, or of another container."""
+
+    def __str__(self) -> str:
+        who = f"{self.name} (pid {self.pid})" if self.name else f"pid {self.pid}"
+        return who if self.used_bytes is None else f"{who} {format_bytes(self.used_bytes)}"
 
 
 def cards() -> tuple[Card, ...]:
@@ -85,6 +102,27 @@ def telemetry(index: int) -> Telemetry:
         watts=milliwatts / 1000 if milliwatts is not None else None,
         celsius=float(celsius) if celsius is not None else None,
     )
+
+
+def processes(index: int) -> tuple[Process, ...]:
+    """Processes with a context on the card of this physical number, as far as NVML lists them."""
+    nvml = _library()
+    handle = _ask(nvml.nvmlDeviceGetHandleByIndex, index) if nvml is not None else None
+    if nvml is None or handle is None:
+        return ()
+    found: dict[int, int | None] = {}
+    for question in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
+        for process in _ask(question, handle) or ():
+            used = process.usedGpuMemory
+            found[process.pid] = max(found.get(process.pid) or 0, used) if used is not None else found.get(process.pid)
+    return tuple(Process(pid, used, _name(pid)) for pid, used in found.items())
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 @cache

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from brim.errors import BrimError, OutOfMemoryError, RunError
-from brim.locale import _
+from brim.locale import _, sentences
 from brim.prober import results
 from brim.prober.prediction import Prediction
 from brim.prober.request import TRIAL_SECONDS, ProbeRequest, read_request
@@ -155,13 +155,11 @@ class Prober:
         needed, budget = found.bytes_of(1), request.budget_bytes
         if needed > _SURELY_TOO_MUCH * budget:
             text = _("{model} needs about {needed} for one sequence of {length} tokens, as predicted; {budget} may be taken.")
+            told = text.format(
+                model=request.name, needed=format_bytes(needed), length=request.longest.length, budget=format_bytes(budget)
+            )
             raise OutOfMemoryError(
-                text.format(
-                    model=request.name,
-                    needed=format_bytes(needed),
-                    length=request.longest.length,
-                    budget=format_bytes(budget),
-                ),
+                sentences(told, request.others()),
                 hint=_("`brim plan` says what would fit: shorter sequences, checkpointing, LoRA, another optimizer."),
             )
 
@@ -210,10 +208,11 @@ class Prober:
             text = _(
                 "{model} does not train here with even one sequence of {length} tokens: out of memory in {phase} ({message})."
             )
+            told = text.format(
+                model=self.request.name, length=last.max_length, phase=last.phase or "?", message=last.message.rstrip(".")
+            )
             raise OutOfMemoryError(
-                text.format(
-                    model=self.request.name, length=last.max_length, phase=last.phase or "?", message=last.message.rstrip(".")
-                ),
+                sentences(told, self.request.others()),
                 hint=_("`brim plan` says what would fit: shorter sequences, checkpointing, LoRA, another optimizer."),
             )
         raise RunError(

@@ -13,6 +13,7 @@ import numpy as np
 from brim.errors import UnsupportedError, UsageError
 from brim.locale import _
 from brim.machine.detect import require_flash_attention
+from brim.machine.sharing import others_here
 from brim.memory.compatibility import check, check_module
 from brim.memory.estimate import Question
 from brim.memory.where import Where, find_where
@@ -94,6 +95,12 @@ class ProbeRequest:
     def budget_bytes(self) -> int:
         """What a trial may take: the limit without the margin."""
         return self.where.limit_bytes - self.margin_bytes
+
+    def others(self) -> str:
+        """Who else holds memory of the GPU, in a sentence; empty where nobody does, or the limit was given."""
+        if self.is_cpu or self.limit_was_asked or not self.device.startswith("cuda"):
+            return ""
+        return str(others_here(int(self.device.partition(":")[2] or 0)))
 
     @property
     def longest(self) -> Shape:

@@ -252,7 +252,11 @@ class TrainingResult(Record):
     padding: NonNegative = 0.0
     """Share of the computed tokens."""
     peak_bytes: Bytes | None = None
+    """GPU: reserved by the allocator."""
     predicted_bytes: Bytes | None = None
+    """GPU: with the CUDA context and the workspaces outside the allocator, as `memory_limit_bytes` counts."""
+    predicted_reserved_bytes: Bytes | None = None
+    """GPU: as `peak_bytes` counts; None on the CPU, where nothing is reserved."""
     memory_limit_bytes: Bytes | None = None
     seconds: Seconds = 0.0
     report: str = ""

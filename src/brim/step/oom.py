@@ -17,6 +17,7 @@ import torch
 
 from brim.errors import OutOfMemoryError, RunError, out_of_memory_family
 from brim.locale import _, sentences
+from brim.machine.sharing import Others, others_on
 from brim.sizes import format_bytes
 from brim.workload.words import Phase
 
@@ -140,45 +141,57 @@ class Guard:
 
 
 def does_not_fit_alone(micro: MicroBatch, failure: Failure, device: Device, longest_tokens: int) -> OutOfMemoryError:
-    """The last word: one sequence, alone, is too much."""
-    reading = device.read()
+    """One sequence, alone, is too much: because it is long, or because another process holds the memory."""
+    reading, others = device.read(), others_on(device)
     text = _(
         "Sequence {index} ({tokens} tokens) does not fit even alone: out of memory in {phase}, {used} of {total} in use{more}."
     )
     asked = failure.requested_bytes
+    told = text.format(
+        index=int(micro.ids[0]),
+        tokens=" + ".join(f"{length:,}" for length in micro.padded),
+        phase=failure.phase,
+        used=format_bytes(reading.total_bytes - reading.free_bytes),
+        total=format_bytes(reading.total_bytes),
+        more="" if asked is None else _(", {bytes} more asked for").format(bytes=format_bytes(asked)),
+    )
     return OutOfMemoryError(
-        text.format(
-            index=int(micro.ids[0]),
-            tokens=" + ".join(f"{length:,}" for length in micro.padded),
-            phase=failure.phase,
-            used=format_bytes(reading.total_bytes - reading.free_bytes),
-            total=format_bytes(reading.total_bytes),
-            more="" if asked is None else _(", {bytes} more asked for").format(bytes=format_bytes(asked)),
-        ),
+        sentences(told, str(others)),
         family=failure.family,
-        hint=_hint(longest_tokens),
+        hint=_hint(micro.padded[0], longest_tokens, others, asked),
     )
 
 
-def _hint(longest_tokens: int) -> str:
+def _hint(tokens: int, longest_tokens: int, others: Others, asked_bytes: int | None) -> str:
     ways = _("Or save memory: gradient checkpointing, LoRA, an 8-bit optimizer, a smaller model.")
+    free_it = (
+        _("Free the memory that other processes hold, then resume.") if others.used_bytes >= max(1, asked_bytes or 0) else ""
+    )
+    has_fitted = 0 < tokens <= longest_tokens
+    if has_fitted and free_it:
+        return sentences(_("Sequences of this length have fitted in this run."), free_it)
+    if has_fitted:
+        return sentences(_("Sequences of this length have fitted in this run: memory in use has grown since."), ways)
     if not longest_tokens:
-        return sentences(_("Nothing has fitted yet. Shorten the sequences."), ways)
+        return sentences(free_it, _("Nothing has fitted yet. Shorten the sequences."), ways)
     text = _("Sequences of up to {tokens:,} tokens have fitted in this run: shorten the longer ones to that.")
-    return sentences(text.format(tokens=longest_tokens), ways)
+    return sentences(free_it, text.format(tokens=longest_tokens), ways)
 
 
 def clipping_does_not_fit(failure: Failure, device: Device) -> OutOfMemoryError:
     """Memory ran out twice between the last backward and the optimizer's step."""
-    reading = device.read()
+    reading, others = device.read(), others_on(device)
     text = _(
         "Out of memory while the gradient was clipped ({used} of {total} in use). This step was not taken; the weights are as they were."
     )
-    return OutOfMemoryError(
-        text.format(used=format_bytes(reading.total_bytes - reading.free_bytes), total=format_bytes(reading.total_bytes)),
-        family=failure.family,
-        hint=_("A smaller micro-batch does not help: use an 8-bit optimizer or Adafactor, or LoRA."),
-    )
+    told = text.format(used=format_bytes(reading.total_bytes - reading.free_bytes), total=format_bytes(reading.total_bytes))
+    return OutOfMemoryError(sentences(told, str(others)), family=failure.family, hint=_optimizer_hint(failure, others))
+
+
+def _optimizer_hint(failure: Failure, others: Others) -> str:
+    if others.used_bytes >= max(1, failure.requested_bytes or 0):
+        return _("Free the memory that other processes hold.")
+    return _("A smaller micro-batch does not help: use an 8-bit optimizer or Adafactor, or LoRA.")
 
 
 def nothing_to_save() -> RunError:
@@ -196,13 +209,12 @@ def half_changed(failure: Failure, device: Device, again: str) -> OutOfMemoryErr
 
     `again` says what there is to go on from.
     """
-    reading = device.read()
+    reading, others = device.read(), others_on(device)
     text = _(
         "Out of memory in the optimizer's step ({used} of {total} in use). The weights are half changed, so this run ends here and does "
         "not save them."
     )
+    told = text.format(used=format_bytes(reading.total_bytes - reading.free_bytes), total=format_bytes(reading.total_bytes))
     return OutOfMemoryError(
-        text.format(used=format_bytes(reading.total_bytes - reading.free_bytes), total=format_bytes(reading.total_bytes)),
-        family=failure.family,
-        hint=sentences(again, _("A smaller micro-batch does not help: use an 8-bit optimizer or Adafactor, or LoRA.")),
+        sentences(told, str(others)), family=failure.family, hint=sentences(again, _optimizer_hint(failure, others))
     )

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from brim.errors import OutOfMemoryError
-from brim.locale import _
+from brim.locale import _, sentences
+from brim.machine.sharing import others_on
 from brim.sizes import format_bytes
 from brim.step.oom import failure_of, release
 
@@ -150,13 +151,14 @@ def _too_much(
         "The optimizer {name} does not fit: its state and the gradients ({gradients}) do not go beside the model "
         "({used} of {total} in use). Nothing was changed yet."
     )
+    told = text.format(
+        name=type(optimizer).__name__,
+        gradients=format_bytes(gradients),
+        used=format_bytes(reading.total_bytes - reading.free_bytes),
+        total=format_bytes(reading.total_bytes),
+    )
     return OutOfMemoryError(
-        text.format(
-            name=type(optimizer).__name__,
-            gradients=format_bytes(gradients),
-            used=format_bytes(reading.total_bytes - reading.free_bytes),
-            total=format_bytes(reading.total_bytes),
-        ),
+        sentences(told, str(others_on(device))),
         family=family,
         hint=_("A smaller micro-batch does not help here. Use an 8-bit optimizer or Adafactor, LoRA, or a smaller model."),
     )

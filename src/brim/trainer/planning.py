@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from brim.errors import BrimError, OutOfMemoryError, UsageError
-from brim.locale import _
+from brim.locale import _, sentences
+from brim.machine.sharing import others_here
 from brim.memory.estimate import Question, fill
 from brim.memory.where import Where
 from brim.planner.plan import plan_request
@@ -177,9 +178,8 @@ class Planning:
         ways = next(iter(plan.hints), "") or _(
             "`brim plan` says what would fit: shorter sequences, checkpointing, LoRA, another optimizer."
         )
-        return OutOfMemoryError(
-            _("{model} does not fit into {limit}: {missing} more would be needed.").format(
-                model=self.request.model.name, limit=format_bytes(where.limit_bytes), missing=format_bytes(plan.missing_bytes)
-            ),
-            hint=ways,
+        told = _("{model} does not fit into {limit}: {missing} more would be needed.").format(
+            model=self.request.model.name, limit=format_bytes(where.limit_bytes), missing=format_bytes(plan.missing_bytes)
         )
+        others = str(others_here(self.request.gpu_index or 0)) if where.is_here and self.request.memory is None else ""
+        return OutOfMemoryError(sentences(told, others), hint=ways)

@@ -307,7 +307,7 @@ def result_of(folder: Path, *, stopped_by: int | None, finished: bool) -> Traini
         promise_kept=not broken,
         broken=broken,
         evaluation=evaluations[-1] if evaluations else None,
-        predicted_bytes=card.predicted.peak_device_bytes if card.predicted is not None else None,
+        **_predicted(card),
         memory_limit_bytes=card.memory_limit_bytes,
         **sums,
     )
@@ -342,6 +342,13 @@ def _sums(ledger: Ledger, effective_batch: int) -> Mapping[str, Any]:
     }
 
 
+def _predicted(card: RunCard) -> dict[str, Any]:
+    if card.predicted is None:
+        return {}
+    found = {"predicted_bytes": card.predicted.peak_device_bytes}
+    return found if card.device == "cpu" else found | {"predicted_reserved_bytes": card.predicted.peak_reserved_bytes}
+
+
 def _nothing_yet(folder: Path, card: RunCard, *, stopped_by: str = "") -> TrainingResult:
     return TrainingResult(
         folder=str(folder),
@@ -351,7 +358,7 @@ def _nothing_yet(folder: Path, card: RunCard, *, stopped_by: str = "") -> Traini
         total_steps=card.total_steps,
         effective_batch=card.effective_batch,
         promise_kept=True,
-        predicted_bytes=card.predicted.peak_device_bytes if card.predicted is not None else None,
+        **_predicted(card),
         memory_limit_bytes=card.memory_limit_bytes,
     )
 

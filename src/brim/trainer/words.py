@@ -200,7 +200,15 @@ def _peak(result: TrainingResult) -> str:
     if result.peak_bytes is None:
         return _("not measured")
     said = _("{peak} at the peak").format(peak=format_bytes(result.peak_bytes))
-    if result.predicted_bytes:
+    if result.predicted_bytes and result.predicted_reserved_bytes:
+        # Measured is what the allocator has reserved, so the prediction of the same comes first.
+        text = _("{peak} reserved at the peak, {predicted} predicted ({device} with the CUDA context)")
+        said = text.format(
+            peak=format_bytes(result.peak_bytes),
+            predicted=format_bytes(result.predicted_reserved_bytes),
+            device=format_bytes(result.predicted_bytes),
+        )
+    elif result.predicted_bytes:
         text = _("{said}, {predicted} predicted")
         said = text.format(said=said, predicted=format_bytes(result.predicted_bytes))
     if result.memory_limit_bytes:
