@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 _TOKENS = ("input_ids", "length", "lengths", "input_features")
 
@@ -14,7 +16,7 @@ def install(torch: Any, note: Callable[..., None]) -> None:
     kind = torch.utils.data.DataLoader
     make = kind.__init__
 
-    class LongestFirst(torch.utils.data.Sampler):  # type: ignore[misc,name-defined]
+    class LongestFirst(torch.utils.data.Sampler):  # type: ignore[misc]
         """Row numbers, longest row first."""
 
         def __init__(self, order: list[int]) -> None:

@@ -176,6 +176,11 @@ _PLUMBING = tuple(f"{os.sep}{name}" for name in ("contextlib.py", "functools.py"
 
 
 def _is_plumbing(filename: str) -> bool:
-    """torch's own code and the standard library's wrappers: true of every allocation, so they say nothing."""
+    """Torch's own code and the standard library's wrappers: true of every allocation, so they say nothing."""
     is_torch = f"{os.sep}torch{os.sep}" in filename and "site-packages" in filename
-    return is_torch or filename.startswith("<") or f"emulator{os.sep}agent" in filename or any(part in filename for part in _PLUMBING)
+    return (
+        is_torch
+        or filename.startswith("<")
+        or f"emulator{os.sep}agent" in filename
+        or any(part in filename for part in _PLUMBING)
+    )

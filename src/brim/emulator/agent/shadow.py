@@ -8,12 +8,13 @@ into the shadow first. A deleted or renamed original stays where it is and is hi
 Not covered: processes that are not Python, and C libraries that open files by themselves.
 """
 
-# ruff: noqa: PTH100, PTH102, PTH103, PTH104, PTH105, PTH106, PTH107, PTH108, PTH110, PTH111, PTH112, PTH116, PTH118, PTH120, PTH123, PTH208
+# ruff: noqa: PTH100, PTH110, PTH111, PTH112, PTH118, PTH120
 # (pathlib is built on the functions that this module replaces)
 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import io
 import os
@@ -25,6 +26,7 @@ from typing import Any
 
 _PASSED = ("/dev", "/proc", "/sys", "/run")
 _WRITING = set("wax+")
+_MOST_LINKS = 40
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -34,6 +36,7 @@ class Shadow:
     def __init__(self, root: str, passed: tuple[str, ...]) -> None:
         self._files = os.path.join(root, "files")
         self._hidden = os.path.join(root, "hidden")
+        self._links = os.path.join(root, "links")
         self._passed = tuple(os.path.realpath(folder) for folder in (root, *_PASSED, *passed))
         self._inside = threading.local()
         self.written: dict[str, None] = {}
@@ -41,14 +44,17 @@ class Shadow:
         # The originals, taken before they are replaced.
         self.open, self.os_open = builtins.open, os.open
         self.stat, self.lstat, self.mkdir, self.remove, self.rename = os.stat, os.lstat, os.mkdir, os.remove, os.rename
-        self.listdir, self.scandir, self.rmtree = os.listdir, os.scandir, shutil.rmtree
+        self.listdir, self.scandir, self.rmtree, self.readlink = os.listdir, os.scandir, shutil.rmtree, os.readlink
 
     def is_passed(self, path: str) -> bool:
         """Whether this absolute path is outside the shadow's scope."""
         return any(path == folder or path.startswith(folder + os.sep) for folder in self._passed)
 
-    def absolute(self, path: Any) -> str | None:
-        """The absolute path of a translatable argument; None for descriptors, bytes and what is passed through."""
+    def absolute(self, path: Any, *, follow: bool = True) -> str | None:
+        """The absolute path of a translatable argument; None for descriptors, bytes and what is passed through.
+
+        Links that the command made are followed here, because they lie in the shadow; without `follow`, not the last one.
+        """
         try:
             text = os.fspath(path)
         except TypeError:
@@ -65,7 +71,21 @@ class Shadow:
             target = os.path.realpath(whole)
         finally:
             self._inside.now = False
-        return None if self.is_passed(whole) or self.is_passed(target) else whole
+        if self.is_passed(whole) or self.is_passed(target):
+            return None
+        return self._resolved(whole, follow=follow)
+
+    def _resolved(self, whole: str, *, follow: bool, depth: int = 0) -> str:
+        if not self.exists(self._links) or depth > _MOST_LINKS:
+            return whole
+        parts = whole.split(os.sep)[1:]
+        for index in range(len(parts) if follow else len(parts) - 1):
+            path = os.sep + os.path.join(*parts[: index + 1])
+            place = self.place(path)
+            if self.exists(place) and stat.S_ISLNK(self.lstat(place).st_mode):
+                target = os.path.join(os.path.dirname(path), self.readlink(place), *parts[index + 1 :])
+                return self._resolved(os.path.normpath(target), follow=follow, depth=depth + 1)
+        return whole
 
     def place(self, absolute: str) -> str:
         """Where the shadow keeps this path."""
@@ -96,13 +116,17 @@ class Shadow:
         self._make_folder(os.path.dirname(marker))
         self.open(marker, "w").close()
 
-    def for_reading(self, path: Any) -> Any:
-        """The path to read: the shadow's copy if there is one, a missing path if the original is hidden, else the path itself."""
-        absolute = self.absolute(path)
+    def note_link(self) -> None:
+        """The command has made a symbolic link: paths are searched for links from now on."""
+        self.open(self._links, "w").close()
+
+    def for_reading(self, path: Any, *, follow: bool = True) -> Any:
+        """The path to read: the shadow's copy if there is one, a missing path if the original is hidden, else the original."""
+        absolute = self.absolute(path, follow=follow)
         if absolute is None:
             return path
         place = self.place(absolute)
-        return place if self.exists(place) or self.is_hidden(absolute) else path
+        return place if self.exists(place) or self.is_hidden(absolute) else absolute
 
     def for_writing(self, path: Any, *, keep: bool) -> Any:
         """The path to write, in the shadow. `keep`: the old content is still needed."""
@@ -141,9 +165,9 @@ class Shadow:
 
     def delete(self, path: Any, *, folder: bool = False) -> None:
         """os.remove, or shutil.rmtree with `folder`: the shadow's copy goes, the original is hidden."""
-        absolute = self.absolute(path)
+        absolute = self.absolute(path, follow=False)
         assert absolute is not None
-        seen = os.fspath(self.for_reading(path))
+        seen = os.fspath(self.for_reading(path, follow=False))
         if not self.exists(seen):
             raise FileNotFoundError(2, "No such file or directory", os.fspath(path))
         if folder != self._is_folder(seen):
@@ -156,8 +180,8 @@ class Shadow:
 
     def move(self, source: Any, target: Any) -> None:
         """os.rename and os.replace."""
-        start, end = self.absolute(source), self.absolute(target)
-        seen = os.fspath(self.for_reading(source))
+        start, end = self.absolute(source, follow=False), self.absolute(target, follow=False)
+        seen = os.fspath(self.for_reading(source, follow=False))
         if not self.exists(seen):
             raise FileNotFoundError(2, "No such file or directory", os.fspath(source))
         place = os.fspath(target) if end is None else self.place(end)
@@ -223,10 +247,8 @@ class Shadow:
             missing.append(path)
             path = os.path.dirname(path)
         for folder in reversed(missing):
-            try:
+            with contextlib.suppress(FileExistsError):  # another process was faster
                 self.mkdir(folder)
-            except FileExistsError:  # another process was faster
-                pass
 
     def _discard(self, place: str) -> None:
         """Delete a file or folder of the shadow itself."""
@@ -268,7 +290,7 @@ class _Entries:
     def __enter__(self) -> Any:
         return self
 
-    def __exit__(self, *_given: Any) -> None:
+    def __exit__(self, *_given: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -291,7 +313,7 @@ def install(shadow: Shadow) -> None:
         if dir_fd is None and flags & _WRITE_FLAGS:
             if flags & os.O_CREAT and flags & os.O_EXCL and shadow.exists(os.fspath(shadow.for_reading(path))):
                 raise FileExistsError(17, "File exists", os.fspath(path))
-            path = shadow.for_writing(path, keep=not flags & os.O_TRUNC)
+            path = shadow.for_writing(path, keep=not (flags & os.O_TRUNC and flags & os.O_CREAT))
         elif dir_fd is None:
             path = shadow.for_reading(path)
         return shadow.os_open(path, flags, mode, dir_fd=dir_fd)
@@ -301,7 +323,10 @@ def install(shadow: Shadow) -> None:
 
         @functools.wraps(original)
         def call(path: Any, *given: Any, **options: Any) -> Any:
-            return original(path if options.get("dir_fd") is not None else shadow.for_reading(path), *given, **options)
+            if options.get("dir_fd") is None:
+                follow = name not in {"lstat", "readlink"} and options.get("follow_symlinks", True)
+                path = shadow.for_reading(path, follow=follow)
+            return original(path, *given, **options)
 
         return call
 
@@ -363,27 +388,33 @@ def install(shadow: Shadow) -> None:
 
         return call
 
-    def linked(original: Any) -> Any:
+    def linked(original: Any, *, hard: bool) -> Any:
         @functools.wraps(original)
         def call(src: Any, dst: Any, *given: Any, **options: Any) -> None:
-            if shadow.exists(os.fspath(shadow.for_reading(dst))):
+            if options.get("dir_fd") is not None or shadow.absolute(dst) is None:
+                original(src, dst, *given, **options)
+                return
+            if shadow.exists(os.fspath(shadow.for_reading(dst, follow=False))):
                 raise FileExistsError(17, "File exists", os.fspath(dst))
-            is_hard = original is hard_link
-            original(shadow.for_reading(src) if is_hard else src, shadow.for_writing(dst, keep=False), *given, **options)
+            place = shadow.for_writing(dst, keep=False)
+            if hard:
+                shutil.copy2(shadow.for_reading(src), place)  # a second name would lead to the original
+            else:
+                original(src, place, *given, **options)
+                shadow.note_link()
 
         return call
 
-    hard_link = os.link
-    builtins.open = io.open = open_file  # type: ignore[assignment]
+    builtins.open = io.open = open_file
     os.open = open_descriptor
     for name in ("stat", "lstat", "access", "readlink", "chdir"):
         setattr(os, name, read(name))
     for name in ("utime", "chmod", "truncate"):
         setattr(os, name, changed(name))
-    os.mkdir, os.listdir, os.scandir = shadow.make_folder, _with_default(shadow.names), _with_default(shadow.entries)  # type: ignore[assignment]
+    os.mkdir, os.listdir, os.scandir = shadow.make_folder, _with_default(shadow.names), _with_default(shadow.entries)
     os.remove, os.unlink, os.rmdir, shutil.rmtree = removed(os.remove), removed(os.unlink), rmdir, rmtree  # type: ignore[assignment]
     os.rename, os.replace = moved(os.rename), moved(os.replace)
-    os.link, os.symlink = linked(os.link), linked(os.symlink)
+    os.link, os.symlink = linked(os.link, hard=True), linked(os.symlink, hard=False)
 
 
 def _with_default(function: Any) -> Any:
@@ -407,7 +438,7 @@ def redirect_torch(torch: Any, shadow: Shadow) -> None:
 
 
 def redirect_safetensors(module: Any, shadow: Shadow) -> None:
-    """safetensors writes and reads files by Rust; its modules import the two functions by name."""
+    """Safetensors writes and reads files by Rust; its modules import the two functions by name."""
     if hasattr(module, "serialize_file") and not hasattr(module.serialize_file, "__wrapped__"):
         serialize = module.serialize_file
 
@@ -427,7 +458,7 @@ def redirect_safetensors(module: Any, shadow: Shadow) -> None:
 
 
 def redirect_tokenizers(module: Any, shadow: Shadow) -> None:
-    """tokenizers writes tokenizer.json by Rust: its folder is translated before."""
+    """Tokenizers writes tokenizer.json by Rust: its folder is translated before."""
     kind = module.PreTrainedTokenizerBase
     save = kind.save_pretrained
 
@@ -441,5 +472,7 @@ def redirect_tokenizers(module: Any, shadow: Shadow) -> None:
 def default_passed() -> tuple[str, ...]:
     """Caches and bytecode: written as usual, because they hold no results."""
     home = os.path.expanduser("~")
-    named = [os.environ.get(name) for name in ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "XDG_CACHE_HOME", "TRITON_CACHE_DIR")]
+    named = [
+        os.environ.get(name) for name in ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "XDG_CACHE_HOME", "TRITON_CACHE_DIR")
+    ]
     return (os.path.join(home, ".cache"), os.path.join(home, ".triton"), *(folder for folder in named if folder), sys.prefix)

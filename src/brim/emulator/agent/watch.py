@@ -1,6 +1,6 @@
 """Follows the training: optimizer steps, phases, shapes of micro-batches, out-of-memory errors; writes the report; stops the command."""
 
-# ruff: noqa: PTH118, PTH123, SLF001 (no pathlib in the user's interpreter; torch's internals are what is followed)
+# ruff: noqa: PTH118, SLF001 (no pathlib in the user's interpreter; torch's internals are what is followed)
 
 from __future__ import annotations
 
@@ -203,7 +203,8 @@ class Watch:
     def failed(self, error: BaseException) -> None:
         """An exception that nothing caught."""
         self._error = {"type": type(error).__name__, "message": str(error)[:2000]}
-        self._torch is not None and self.write()
+        if self._torch is not None:
+            self.write()
 
     def _note(self, code: str, **values: Any) -> None:
         self._notes.append({"code": code, "values": values})
