@@ -7,7 +7,11 @@ READY  := $(VENV)/.ready
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-.PHONY: demo test test-all lint format bench translations clean
+# The CUDA build of the same torch, for the emulated card: about 5 GB, only for `make emulator` and `make test-emulated`.
+VENV_CUDA  ?= .venv-cuda
+READY_CUDA := $(VENV_CUDA)/.ready
+
+.PHONY: demo test test-all test-emulated emulator lint format bench translations clean
 
 demo: $(READY)  ## the main job on the embedded default
 	@$(BIN)/brim demo
@@ -17,6 +21,11 @@ test: $(READY)  ## everything but the slow suites
 
 test-all: $(READY)  ## the slow suites too
 	@$(PYTEST) --hypothesis-profile new
+
+emulator: $(READY_CUDA)  ## set up the CUDA build of torch for the emulated card (about 5 GB)
+
+test-emulated: $(READY_CUDA)  ## the suite on emulated CUDA cards
+	@$(VENV_CUDA)/bin/python -m pytest -q -n 2 --dist worksteal -m "not slow" tests/emulated
 
 lint: $(READY)  ## style, types, and the arrows between the rooms
 	@$(BIN)/ruff check .
@@ -46,5 +55,14 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --constraint constraints.txt --editable '.[dev,quant,deepspeed]'
 	@touch $@
 
+# Three equal signs: the local version 2.13.0+cpu does not match, so pip takes the CUDA build.
+$(READY_CUDA): pyproject.toml constraints.txt
+	@echo "Setting up $(VENV_CUDA) with the CUDA build of torch (once; about 5 GB and a few minutes)" >&2
+	@test -x $(VENV_CUDA)/bin/python || $(PYTHON) -m venv $(VENV_CUDA)
+	@mkdir -p build && sed '/^torch==/d' constraints.txt > build/constraints-cuda.txt
+	@$(VENV_CUDA)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --constraint build/constraints-cuda.txt \
+		"$$(sed -n 's/^torch==/torch===/p' constraints.txt)" --editable '.[dev,quant,deepspeed]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV_CUDA) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from brim.cli.demo import demo as demo
     from brim.cli.report import report as report
     from brim.cli.watch import watch as watch
+    from brim.emulator.run import emulate as emulate
     from brim.errors import (
         BrimError as BrimError,
         ChildError as ChildError,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
         DataCard as DataCard,
         DataReport as DataReport,
         Diagnosis as Diagnosis,
+        Emulation as Emulation,
         Estimate as Estimate,
         Evaluation as Evaluation,
         Finding as Finding,
@@ -110,6 +112,7 @@ _HOMES = {
     "brim.cli.demo": ("demo",),
     "brim.cli.report": ("report",),
     "brim.cli.watch": ("watch",),
+    "brim.emulator.run": ("emulate",),
     "brim.errors": (
         "BrimError", "ChildError", "ConfigError", "OutOfMemoryError", "RecordError", "RunError", "UnknownNameError",
         "UnsupportedError", "UsageError", "is_out_of_memory", "out_of_memory_family",
@@ -135,7 +138,7 @@ _HOMES = {
     "brim.prober.probe": ("probe",),
     "brim.proofs.verify": ("verify",),
     "brim.records": (
-        "Advice", "Candidate", "DataCard", "DataReport", "Diagnosis", "Estimate", "Evaluation", "Finding", "Ledger", "LedgerEntry",
+        "Advice", "Candidate", "DataCard", "DataReport", "Diagnosis", "Emulation", "Estimate", "Evaluation", "Finding", "Ledger", "LedgerEntry",
         "LedgerHeader", "LedgerSummary", "LoaderSettings", "Measurement", "MemoryPrediction", "Observation", "Plan", "Proof", "Proven",
         "RunCard", "Saving", "ShapePoint", "SpeedPrediction", "TrainingResult", "Trial", "Verification",
     ),

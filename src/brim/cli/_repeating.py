@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from brim.records import Measurement, Observation, Plan, RunCard, Verification
+    from brim.records import Emulation, Measurement, Observation, Plan, RunCard, Verification
 
 _TOKENIZER: Final = "tokenizer "
 _FLAGS: Final = {
@@ -32,6 +32,7 @@ def commands_of(
     probe: Measurement | None = None,
     verification: Verification | None = None,
     observation: Observation | None = None,
+    emulation: Emulation | None = None,
     folder: Path | None = None,
 ) -> tuple[str, ...]:
     """What was typed, where that is written down; else what asks the same question."""
@@ -44,6 +45,12 @@ def commands_of(
         found.append(["brim", "probe", probe.workload.model, *_probe_words(probe)])
     elif verification is not None:
         found.append(["brim", "verify", verification.model])
+    if emulation is not None:
+        card = f"{emulation.gpu}*{emulation.gpus}" if emulation.gpus > 1 else emulation.gpu
+        length = ["--full"] if emulation.steps_requested is None else ["--steps", str(emulation.steps_requested)]
+        found.append(
+            ["brim", "emulate", "--gpu", card, "--memory", str(emulation.memory_bytes), *length, "--", *emulation.command]
+        )
     if observation is not None:
         found.append(["brim", "observe", "--", *observation.command])
     if folder is not None:

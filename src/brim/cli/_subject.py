@@ -13,7 +13,7 @@ from brim.locale import _
 from brim.pictures.steps import is_long
 from brim.pictures.subject import Subject
 from brim.record import Record, read_file
-from brim.records import Evaluation, Measurement, Observation, Plan, RunCard, Verification
+from brim.records import Emulation, Evaluation, Measurement, Observation, Plan, RunCard, Verification
 from brim.trainer.words import product
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ Kind = TypeVar("Kind", bound=Record)
 LEDGER: Final = "ledger.jsonl"
 _MOST_BROKEN: Final = 20
 _COLUMNS: Final = ("phase", "layer", "allocated_bytes", "reserved_bytes")
-_RECORDS: Final[dict[str, type[Record]]] = {each.schema: each for each in (Plan, Measurement, RunCard, Observation, Verification)}
+_RECORDS: Final[dict[str, type[Record]]] = {
+    each.schema: each for each in (Plan, Measurement, RunCard, Observation, Verification, Emulation)
+}
 
 
 def read_subject(path: str | Path) -> Subject:
@@ -45,7 +47,7 @@ def read_subject(path: str | Path) -> Subject:
 
 
 def _takes() -> str:
-    return _("Give the folder of a run, its ledger.jsonl, or a file of brim plan or brim probe (-o writes one).")
+    return _("Give the folder of a run, its ledger.jsonl, or a file of brim plan, probe or emulate (-o writes one).")
 
 
 def _of_record(path: Path) -> Subject:
@@ -58,6 +60,9 @@ def _of_record(path: Path) -> Subject:
         return _of_folder(path.parent)
     if isinstance(record, Verification):
         return Subject(title=record.model, verification=record, commands=commands_of(verification=record))
+    if isinstance(record, Emulation):
+        title = _("{command} on {gpu}").format(command=" ".join(record.command), gpu=record.gpu)
+        return Subject(title=title, emulation=record, commands=commands_of(emulation=record))
     assert isinstance(record, Plan | Measurement)
     title = _title_of(record)
     if isinstance(record, Plan):

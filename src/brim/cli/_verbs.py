@@ -26,6 +26,7 @@ GROUPS: tuple[tuple[str, tuple[Verb, ...]], ...] = (
         (
             Verb("estimate", N_("How many bytes exactly this configuration uses, by kind and by phase.")),
             Verb("plan", N_("Which configuration trains fastest within the memory, at the batch you ask for.")),
+            Verb("emulate", N_("Does a CUDA script fit on that card, and where is its peak? On an emulated card.")),
             Verb("probe", N_("What this machine really does: largest batch, fastest batch, best loader.")),
         ),
     ),

@@ -23,7 +23,7 @@ _LOOKED_AT_BYTES = 8192
 @verb(
     N_(
         "Draw a run, a plan or a probe as one HTML page that needs no network: it can be mailed, printed and kept.\n\nPATH is "
-        "the folder of a run, its ledger.jsonl, or a file that brim plan or brim probe wrote. A run that goes on can be drawn too."
+        "the folder of a run, its ledger.jsonl, or a file that brim plan, probe or emulate wrote. A run in progress can be drawn too."
     )
 )
 @click.argument("path")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from brim.locale import _, language
 from brim.pictures.markup import Html, join, tag
 from brim.pictures.sections_data import data_section
+from brim.pictures.sections_emulation import emulation_section
 from brim.pictures.sections_findings import findings_section, proofs_section
 from brim.pictures.sections_loss import loss_section
 from brim.pictures.sections_memory import memory_section
@@ -38,6 +39,7 @@ def sections_of(subject: Subject) -> list[Section]:
     has_steps = steps is not None and len(steps) > 0
     found = [
         verdict_section(subject, steps),
+        emulation_section(subject.emulation) if subject.emulation is not None else None,
         memory_section(subject, steps),
         speed_section(subject),
         scaling_section(subject),

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 from brim.locale import _, sentences
 from brim.pictures import words
+from brim.pictures.emulation_words import verdict_of
 from brim.pictures.markup import Html, join, tag
 from brim.pictures.parts import Section, facts, listed
 
 if TYPE_CHECKING:
     from brim.pictures.steps import Steps
     from brim.pictures.subject import Subject
-    from brim.records import Candidate, Measurement, Plan
+    from brim.records import Candidate, Emulation, Measurement, Plan
 
 _MOST_BROKEN: Final = 8
 _BROKEN: Final = "run-promise-broken"
@@ -40,6 +41,8 @@ def verdict_section(subject: Subject, steps: Steps | None) -> Section:
         found = _of_probe(subject.probe)
     elif subject.plan is not None:
         found = _of_plan(subject.plan)
+    elif subject.emulation is not None:
+        found = _of_emulation(subject.emulation)
     else:
         found = Verdict("care", _("There is nothing to judge."))
     mark = {"good": "✓", "bad": "✗", "care": "!"}[found.look]
@@ -149,6 +152,12 @@ def limit_of(subject: Subject) -> int | None:
     if subject.ledger is not None and subject.ledger.headers:
         return subject.ledger.headers[-1].memory_limit_bytes or None
     return None
+
+
+def _of_emulation(emulation: Emulation) -> Verdict:
+    look = "good" if emulation.verdict == "fits" else "bad" if emulation.verdict in {"out-of-memory", "failed"} else "care"
+    headline = verdict_of(emulation)
+    return Verdict(look, headline[:1].upper() + headline[1:] + ".")
 
 
 def _of_plan(plan: Plan) -> Verdict:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from brim.records import Evaluation, Finding, Ledger, Measurement, Observation, Plan, RunCard, Verification
+from brim.records import Emulation, Evaluation, Finding, Ledger, Measurement, Observation, Plan, RunCard, Verification
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,7 @@ class Subject:
     timeline: Mapping[str, Any] | None = None
     """`brim.timeline/1`: a list a column."""
     observation: Observation | None = None
+    emulation: Emulation | None = None
     findings: tuple[Finding, ...] = ()
     mends: Mapping[str, str] | None = None
     """How to mend what a rule finds, by its name."""

@@ -6,6 +6,7 @@ integers, seconds are floats, tokens count what the loss or the padding really h
 
 from __future__ import annotations
 
+from brim.records.emulations import Emulation as Emulation
 from brim.records.findings import (
     Confidence as Confidence,
     Diagnosis as Diagnosis,

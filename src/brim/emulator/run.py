@@ -1,0 +1,314 @@
+"""`brim emulate`: run a command on an emulated card, unchanged, and say what it needed.
+
+    find the interpreter of the command -> compile the card for its torch (build.py) -> session folder -> run in the foreground
+    -> reports of the agent, one per process -> Emulation
+
+The agent (agent/) runs inside the command's interpreter. Nothing of a session is left behind: its folder holds the card's shared state,
+the shadow of the command's files and its temporary files, and is removed at the end, also if brim is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from brim.emulator.build import compiled, interpreter, torch_build
+from brim.emulator.card import check_capability, emulated_card, environment as card_environment, session as card_session
+from brim.errors import EXIT_INTERRUPTED, UsageError
+from brim.locale import _
+from brim.machine.catalogue import gpus
+from brim.machine.foreground import run_foreground
+from brim.records.emulations import (
+    CardFit,
+    DevicePeak,
+    Emulation,
+    EmulationVerdict,
+    MemoryOwner,
+    OutOfMemory,
+    Reason,
+    SeenShape,
+)
+from brim.sizes import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from brim.machine.records import GPU
+
+DEFAULT_STEPS: Final = 3
+_PREFIX: Final = "brim-emulate-"
+_OFFLINE: Final = {
+    "BRIM_EMULATED": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "disabled",
+    "NEPTUNE_MODE": "debug",
+    "SWANLAB_MODE": "disabled",
+    "CLEARML_OFFLINE_MODE": "1",
+    "DISABLE_MLFLOW_INTEGRATION": "TRUE",
+}
+"""The command must not publish results: they are not real."""
+
+_REAPER: Final = """
+import os, shutil, signal, sys
+words = sys.stdin.readline().split()
+sys.stdin.read()
+if os.path.exists(sys.argv[1]):
+    if words:
+        try:
+            os.kill(int(words[0]), signal.SIGTERM)
+        except OSError:
+            pass
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+"""
+"""Waits until brim has ended. If brim was killed, its folder is still there: stop the command, remove the folder."""
+
+
+def emulate(
+    command: Sequence[str],
+    *,
+    gpu: str,
+    memory: str | int | None = None,
+    steps: int = DEFAULT_STEPS,
+    full: bool = False,
+    longest: bool = False,
+    compute: bool = False,
+    allow_writes: bool = False,
+    python: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    stdout: IO[Any] | None = None,
+) -> Emulation:
+    """Run a command on an emulated CUDA card and return what it needed.
+
+    `command` is a list of words: `["python", "train.py"]`. `gpu` names a card of the catalogue, or several (`"rtx-3080*2"`); `memory` is
+    the capacity of each, instead of the catalogue's. The command is stopped after `steps` optimizer steps, unless `full`. `longest` puts
+    the longest rows of Hugging Face datasets first. `compute` also computes floating-point operators, on the host. What the command
+    writes goes to a temporary folder, unless `allow_writes`. `python` is the interpreter that the command will use, where it cannot be seen in it.
+    """
+    words = _words(command)
+    if steps < 1:
+        raise UsageError(_("--steps {steps} is too small (minimum 1).").format(steps=steps))
+    card = emulated_card(gpu, memory_bytes=parse_size(memory) if memory is not None else None)
+    surroundings = dict(os.environ if environment is None else environment)
+    torch = torch_build(python or interpreter(words, surroundings))
+    check_capability(card, torch)
+    libraries = compiled(torch)
+    with _session() as session, card_session() as shared:
+        settings = {"steps": None if full else steps, "allow_writes": allow_writes, "longest": longest}
+        (session.folder / "settings.json").write_text(json.dumps(settings))
+        started_at, started = datetime.now().astimezone().isoformat(timespec="seconds"), time.monotonic()
+        exit_code = run_foreground(
+            words,
+            _environment(session.folder, card_environment(card, libraries, shared, compute=compute, base=surroundings)),
+            hint=_hint(),
+            started=session.started,
+            stdout=stdout,
+        )
+        processes = _reports(session.folder)
+        reached_python = any(session.folder.glob("python-*"))
+        seconds = time.monotonic() - started
+    reasons = [Reason(code=note["code"], values=note["values"]) for process in processes for note in process["notes"]]
+    if card.assumption:
+        reasons.append(Reason(code="gpu-assumed", values={"text": card.assumption}))
+    if not reached_python:
+        reasons.append(Reason(code="no-agent"))
+    verdict = _verdict(processes, exit_code)
+    ranks = [process for process in processes if process["uses_cuda"]]
+    devices = tuple(_device_peak(process, device) for process in ranks for device in process["devices"])
+    lead = ranks[0] if ranks else None
+    return Emulation(
+        command=tuple(words),
+        started_at=started_at,
+        seconds=seconds,
+        exit_code=exit_code,
+        verdict=verdict,
+        gpu=card.gpu.name,
+        gpus=card.count,
+        memory_bytes=card.memory_bytes,
+        context_bytes=card.context_bytes,
+        compute=compute,
+        steps=min((process["steps"] for process in ranks if process["steps"]), default=0),
+        steps_requested=None if full else steps,
+        stopped=any(process["stopped"] for process in ranks),
+        reached=tuple(name for name in ("evaluation", "saving") if any(name in process["reached"] for process in ranks)),
+        longest_sequence=max(
+            (length for process in ranks for mode, _rows, length, _n in process["shapes"] if length and mode == "training"),
+            default=None,
+        ),
+        world_size=max((process["world_size"] for process in ranks), default=1),
+        devices=devices,
+        shapes=_shapes(lead["shapes"]) if lead is not None else (),
+        out_of_memory=tuple(_failure(process, failure) for process in ranks for failure in process["failures"]),
+        error=next((_error(process) for process in processes if process["error"]), None),
+        cards=_cards(card.gpu, devices) if verdict == "fits" else (),
+        uncomputed=tuple(sorted({name for process in ranks for name in process["uncomputed"]})),
+        written=tuple(dict.fromkeys(path for process in processes for path in process["written"])),
+        versions=dict(lead["versions"]) if lead is not None else {},
+        reasons=_unique(reasons),
+    )
+
+
+def _words(command: Sequence[str]) -> list[str]:
+    if isinstance(command, str):
+        raise UsageError(
+            _("emulate takes the command as a list of words, not as one string: {command!r}.").format(command=command),
+            hint=_("Write it so: {call}.").format(call=f"brim.emulate({command.split()}, gpu=...)"),
+        )
+    words = [str(word) for word in command]
+    if not words:
+        raise UsageError(_("A command is needed."), hint=_("Write it after two dashes: brim emulate --gpu t4 -- python train.py"))
+    return words
+
+
+def _hint() -> str:
+    return _("Write the command as you would without brim: brim emulate --gpu t4 -- python train.py")
+
+
+def _environment(session: Path, environment: dict[str, str]) -> dict[str, str]:
+    return {**environment, **_OFFLINE, "BRIM_EMULATION": str(session), "TMPDIR": str(session / "tmp")}
+
+
+# ---- the session folder
+
+
+@dataclass(frozen=True)
+class _Session:
+    folder: Path
+    reaper: subprocess.Popen[bytes]
+
+    def started(self, pid: int) -> None:
+        assert self.reaper.stdin is not None
+        with suppress(OSError):
+            self.reaper.stdin.write(f"{pid}\n".encode())
+            self.reaper.stdin.flush()
+
+
+@contextmanager
+def _session() -> Iterator[_Session]:
+    """A private folder that is removed at the end, by this process or by the reaper."""
+    _sweep()
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+    (folder / "tmp").mkdir()
+    # A process group of its own: Ctrl-C must not end it before brim.
+    reaper = subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", _REAPER, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield _Session(folder, reaper)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if reaper.stdin is not None:
+            with suppress(OSError):
+                reaper.stdin.close()
+        reaper.wait()
+
+
+def _sweep() -> None:
+    """Remove folders of sessions that were killed together with their reaper."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _reports(session: Path) -> list[dict[str, Any]]:
+    """What the processes of the command wrote, rank 0 first."""
+    found = []
+    for path in session.glob("process-*.json"):
+        with suppress(OSError, ValueError):
+            found.append(json.loads(path.read_text()))
+    return sorted(found, key=lambda process: (process["rank"], process["pid"]))
+
+
+# ---- from reports to the record
+
+
+def _verdict(processes: list[dict[str, Any]], exit_code: int) -> EmulationVerdict:
+    ranks = [process for process in processes if process["uses_cuda"]]
+    if exit_code in {EXIT_INTERRUPTED, 128 + 2}:
+        return "interrupted"
+    if exit_code and any(_ended_by_memory(process) for process in ranks):
+        return "out-of-memory"
+    if exit_code:
+        return "failed"
+    if not processes:
+        return "no-torch"
+    if not ranks:
+        return "no-cuda"
+    return "fits" if any(process["steps"] for process in ranks) else "no-steps"
+
+
+def _ended_by_memory(process: dict[str, Any]) -> bool:
+    """Its last out-of-memory error was not survived: it is the error that ended it, or no step was completed after it."""
+    if not process["failures"]:
+        return False
+    error = process["error"]
+    if error is not None:
+        return "OutOfMemory" in error["type"] or "out of memory" in error["message"]
+    return bool(process["failures"][-1]["step"] > process["steps"])
+
+
+def _device_peak(process: dict[str, Any], device: dict[str, Any]) -> DevicePeak:
+    return DevicePeak(
+        rank=process["rank"], device=device["device"], pid=process["pid"], peak_allocated_bytes=device["peak_allocated_bytes"],
+        peak_reserved_bytes=device["peak_reserved_bytes"], peak_device_bytes=device["peak_device_bytes"], peak_step=device["peak_step"],
+        peak_phase=device["peak_phase"], owners=tuple(MemoryOwner(**owner) for owner in device["owners"]),
+        unaccounted_bytes=device["unaccounted_bytes"], retries=device["retries"], out_of_memory_errors=device["ooms"],
+    )  # fmt: skip
+
+
+def _failure(process: dict[str, Any], failure: dict[str, Any]) -> OutOfMemory:
+    return OutOfMemory(rank=process["rank"], **failure)
+
+
+def _error(process: dict[str, Any]) -> str:
+    return f"{process['error']['type']}: {process['error']['message']}"
+
+
+def _shapes(found: list[list[Any]]) -> tuple[SeenShape, ...]:
+    counted: Counter[tuple[str, int, int | None]] = Counter()
+    for mode, rows, length, count in found:
+        counted[(mode, rows, length)] += count
+    return tuple(
+        SeenShape(mode=mode, rows=rows, length=length, count=count)  # type: ignore[arg-type]
+        for (mode, rows, length), count in counted.most_common()
+    )
+
+
+def _cards(emulated: GPU, devices: Sequence[DevicePeak]) -> tuple[CardFit, ...]:
+    """Every CUDA card of the catalogue, smallest first. Processes that shared a card need its memory together."""
+    together: Counter[int] = Counter()
+    for device in devices:
+        together[device.device] += device.peak_device_bytes
+    needed = max(together.values(), default=0)
+    known = [gpu for gpu in gpus() if gpu.backend == "cuda"]
+    return tuple(
+        CardFit(
+            gpu=gpu.name,
+            usable_bytes=gpu.usable_bytes,
+            holds=gpu.usable_bytes >= needed,
+            same_capability=gpu.compute_capability == emulated.compute_capability,
+        )
+        for gpu in sorted(known, key=lambda gpu: gpu.usable_bytes)
+    )
+
+
+def _unique(reasons: Sequence[Reason]) -> tuple[Reason, ...]:
+    """Each remark once: every rank makes the same."""
+    return tuple({json.dumps([reason.code, reason.values], sort_keys=True): reason for reason in reasons}.values())

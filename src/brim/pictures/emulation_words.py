@@ -1,0 +1,131 @@
+"""The sentences of an emulation, for the terminal and for the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from brim.locale import _
+from brim.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from brim.records.emulations import DevicePeak, Emulation, Reason
+
+_SHAPES: Final = 4
+
+
+def verdict_of(found: Emulation) -> str:
+    """What was seen, and what was not."""
+    last = found.out_of_memory[-1] if found.out_of_memory else None
+    if found.verdict == "out-of-memory" and last is not None:
+        text = _("does not fit: out of memory in step {step}, {phase}: {asked} requested, {free} free{where}")
+        where = _(" ({where})").format(where=short_path(last.where)) if last.where else ""
+        return text.format(
+            step=last.step,
+            phase=phase_of(last.phase),
+            asked=format_bytes(last.asked_bytes),
+            free=format_bytes(last.free_bytes),
+            where=where,
+        )
+    if found.verdict == "failed":
+        return _("failed with exit code {code}: {error}").format(
+            code=found.exit_code, error=found.error or _("no Python exception was seen")
+        )
+    if found.verdict == "interrupted":
+        return _("interrupted after {steps} optimizer steps").format(steps=found.steps)
+    if found.verdict == "no-torch":
+        return _("unknown: no process of the command imported torch")
+    if found.verdict == "no-cuda":
+        return _("unknown: the command did not use CUDA")
+    if found.verdict == "no-steps":
+        return _("ran to its end without an optimizer step; its memory is below")
+    return _fits(found)
+
+
+def _fits(found: Emulation) -> str:
+    steps = _("fits for {count} step") if found.steps == 1 else _("fits for {count} steps")
+    if not found.stopped:
+        steps = _("fits: ran to its end, {count} steps")
+    parts = [steps.format(count=found.steps)]
+    if found.longest_sequence is not None:
+        parts.append(_("longest sequence {length}").format(length=found.longest_sequence))
+    if found.out_of_memory:
+        parts.append(_("after {count} out-of-memory errors that it handled").format(count=len(found.out_of_memory)))
+    text = ", ".join(parts)
+    missing = [name for name in ("evaluation", "saving") if name not in found.reached]
+    if not missing:
+        return text
+    names = {"evaluation": _("evaluation"), "saving": _("saving")}
+    return _("{text}; {names} not reached").format(text=text, names=_(" and ").join(names[name] for name in missing))
+
+
+def phase_of(phase: str) -> str:
+    """The name of a phase."""
+    return {
+        "loading": _("loading"), "forward": _("forward"), "backward": _("backward"), "optimizer": _("optimizer"),
+        "evaluation": _("evaluation"), "other": _("between phases"),
+    }.get(phase, phase)  # fmt: skip
+
+
+def moment_of(device: DevicePeak) -> str:
+    """When the allocated memory of a process peaked."""
+    if device.peak_phase == "loading":
+        return phase_of("loading")
+    return _("step {step}, {phase}").format(step=device.peak_step, phase=phase_of(device.peak_phase))
+
+
+def shapes_of(found: Emulation) -> str:
+    """The shapes of micro-batches, most frequent first."""
+    parts = []
+    for mode, word in (("training", _("training")), ("evaluation", _("evaluation"))):
+        shapes = [shape for shape in found.shapes if shape.mode == mode]
+        if not shapes:
+            continue
+        listed = ", ".join(
+            (f"{shape.rows} x {shape.length}" if shape.length is not None else str(shape.rows))
+            + (_(" ({count} times)").format(count=shape.count) if shape.count > 1 else "")
+            for shape in shapes[:_SHAPES]
+        )
+        more = _(", {count} more shapes").format(count=len(shapes) - _SHAPES) if len(shapes) > _SHAPES else ""
+        parts.append(f"{word} {listed}{more}")
+    return "; ".join(parts)
+
+
+def short_path(where: str) -> str:
+    """`file:line` as seen from the working folder; of an installed package, from the package's name on."""
+    path, colon, line = where.rpartition(":")
+    _before, installed, inside = path.rpartition("site-packages/")
+    if installed:
+        return f"{inside}{colon}{line}"
+    try:
+        return f"{Path(path).relative_to(Path.cwd())}{colon}{line}"
+    except ValueError:
+        return where
+
+
+def reason_of(reason: Reason) -> str:
+    """A remark of the record as a sentence."""
+    texts = {
+        "longest-first": _("The {rows} rows were sorted by {column}, longest first ({longest})."),
+        "longest-unknown": _("--longest was ignored for a {dataset}: the lengths of its rows are not known."),
+        "torch-compile": _(
+            "torch.compile is not supported on an emulated card. TORCH_COMPILE_DISABLE=1 runs the same script in eager mode."
+        ),
+        "gpu-assumed": "{text}",
+        "no-agent": _(
+            "No Python process of the command loaded brim's agent (python -I, -E and -S prevent it): its writes were not redirected, and "
+            "its steps were not counted."
+        ),
+    }
+    return texts.get(reason.code, reason.code).format(**reason.values)
+
+
+def hint_of(found: Emulation) -> str:
+    """What to type next."""
+    if found.verdict == "out-of-memory":
+        return _("--memory 1TiB shows how much it needs in all.")
+    if found.verdict == "failed" and found.error and ("Offline" in found.error or "LocalEntryNotFound" in found.error):
+        return _("The command runs without the Hub. Download models and data sets first, for example with `hf download`.")
+    if found.verdict == "no-torch":
+        return _("If the command uses another interpreter, name it: --python FILE.")
+    return ""

@@ -1,0 +1,162 @@
+"""What `brim emulate` measured: one command on an emulated card."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from brim.record import STRICT, Bytes, Count, PositiveInt, Record, Seconds
+from brim.records.findings import Value
+
+EmulationVerdict = Literal["fits", "out-of-memory", "failed", "interrupted", "no-torch", "no-cuda", "no-steps"]
+"""`no-torch`: no process of the command imported torch. `no-cuda`: none used the card. `no-steps`: it ended before an optimizer step."""
+
+EmulationPhase = Literal["loading", "forward", "backward", "optimizer", "evaluation", "other"]
+"""`loading`: before the first call of a model. `other`: between backward and the next phase."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """A remark as a code with its values; views turn it into a sentence."""
+
+    __pydantic_config__ = STRICT
+
+    code: str
+    values: dict[str, Value] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryOwner:
+    """A Python line, and what it had allocated and not freed at the peak."""
+
+    __pydantic_config__ = STRICT
+
+    where: str
+    """`file:line` of the innermost frame outside torch; empty where the allocation has no Python frame."""
+    function: str
+    caller: str = ""
+    """`file:line` of the innermost frame outside all installed packages, where that is another one."""
+    bytes: Bytes
+    blocks: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevicePeak:
+    """One process on one card."""
+
+    __pydantic_config__ = STRICT
+
+    rank: Count
+    device: Count
+    pid: Count
+    peak_allocated_bytes: Bytes
+    """As `torch.cuda.max_memory_allocated` reports it, over the whole run."""
+    peak_reserved_bytes: Bytes
+    """As `torch.cuda.max_memory_reserved` reports it, over the whole run."""
+    peak_device_bytes: Bytes
+    """What this process took from the card at most: torch's segments, communicators, its context."""
+    peak_step: Count
+    """The optimizer step, counted from 1, in which allocated memory peaked; 0 is before the first call of a model."""
+    peak_phase: EmulationPhase
+    owners: tuple[MemoryOwner, ...] = ()
+    """Owners of the most memory at the peak, largest first."""
+    unaccounted_bytes: Bytes = 0
+    """Allocated at the peak and not in `owners`: smaller owners, and blocks from before the recorded history."""
+    retries: Count = 0
+    """How often the allocator had to return cached memory to the card to serve a request."""
+    out_of_memory_errors: Count = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenShape:
+    """Micro-batches of one shape, on one rank."""
+
+    __pydantic_config__ = STRICT
+
+    mode: Literal["training", "evaluation"]
+    rows: Count
+    length: Count | None
+    count: PositiveInt
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutOfMemory:
+    """A request that the card could not serve."""
+
+    __pydantic_config__ = STRICT
+
+    rank: Count
+    device: Count
+    step: PositiveInt
+    phase: EmulationPhase
+    asked_bytes: Bytes
+    free_bytes: Bytes
+    """On the card, at that moment."""
+    where: str = ""
+    """`file:line` of the innermost frame outside torch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardFit:
+    """A card of the catalogue against the peak that was seen."""
+
+    __pydantic_config__ = STRICT
+
+    gpu: str
+    usable_bytes: Bytes
+    holds: bool
+    same_capability: bool
+    """Whether it has the compute capability of the emulated card. Others may choose other kernels, and need a run of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Emulation(Record):
+    """One command, run on an emulated card."""
+
+    schema: ClassVar[str] = "brim.emulation/1"
+
+    command: tuple[str, ...]
+    started_at: str
+    """ISO 8601, with the offset from UTC."""
+    seconds: Seconds
+    exit_code: Count
+    """The command's own; 128 and the number of the signal if a signal ended it."""
+    verdict: EmulationVerdict
+    gpu: str
+    gpus: PositiveInt
+    memory_bytes: Bytes
+    """Capacity of each card."""
+    context_bytes: Bytes
+    """What the context of each process is assumed to take of it."""
+    compute: bool = False
+    """Whether floating-point operators were computed on the host."""
+    steps: Count
+    """Optimizer steps that were completed."""
+    steps_requested: PositiveInt | None = None
+    """After how many the command was to be stopped; None: it was to run to its end."""
+    stopped: bool = False
+    """Whether it was stopped after that many steps."""
+    reached: tuple[Literal["evaluation", "saving"], ...] = ()
+    """What was seen after the first optimizer step."""
+    longest_sequence: PositiveInt | None = None
+    """Of the training micro-batches."""
+    world_size: PositiveInt = 1
+    devices: tuple[DevicePeak, ...] = ()
+    shapes: tuple[SeenShape, ...] = ()
+    """Of rank 0, most frequent first."""
+    out_of_memory: tuple[OutOfMemory, ...] = ()
+    """In order; the last one ended the command where the verdict is `out-of-memory`."""
+    error: str | None = None
+    """The exception that ended the command."""
+    cards: tuple[CardFit, ...] = ()
+    uncomputed: tuple[str, ...] = ()
+    """With `compute`: operators with floating-point results that were not computed."""
+    written: tuple[str, ...] = ()
+    """Files that the command wrote, or changed, in its shadow folder. Nothing of it is left."""
+    versions: dict[str, str] = field(default_factory=dict)
+    reasons: tuple[Reason, ...] = ()
+
+    @property
+    def peak_device_bytes(self) -> int:
+        """The highest peak of all processes."""
+        return max((device.peak_device_bytes for device in self.devices), default=0)
