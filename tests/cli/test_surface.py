@@ -24,6 +24,10 @@ SURFACE = {
         "--optimizer", "--padded", "--precision", "--seq-len", "--sharding", "--target-len", "--task", "--timeline",
         "--trust-remote-code", "--unpadded", "-h", "model",
     ],
+    "emulate": [
+        "--allow-writes", "--compute", "--config", "--full", "--gpu", "--help", "--json", "--lang", "--longest", "--memory", "--output",
+        "--python", "--steps", "-h", "-o", "words",
+    ],
     "gpus": ["--bf16", "--config", "--help", "--json", "--lang", "--min-memory", "--vendor", "-h", "name"],
     "plan": [
         "--accumulation", "--apply", "--attention", "--base-dtype", "--checkpointing", "--config", "--data", "--device", "--drop-last",
@@ -69,7 +73,7 @@ SURFACE = {
     "models": ["--config", "--help", "--json", "--lang", "--search", "--task", "--trust-remote-code", "-h", "name"],
 }  # fmt: skip
 DESIGNED = {
-    "estimate", "plan", "probe", "verify", "train", "doctor", "observe", "stitch", "watch", "report", "demo", "env", "gpus", "models",
+    "estimate", "plan", "probe", "verify", "train", "doctor", "emulate", "observe", "stitch", "watch", "report", "demo", "env", "gpus", "models",
 }  # fmt: skip
 
 

@@ -96,7 +96,7 @@ def emulate(
     `command` is a list of words: `["python", "train.py"]`. `gpu` names a card of the catalogue, or several (`"rtx-3080*2"`); `memory` is
     the capacity of each, instead of the catalogue's. The command is stopped after `steps` optimizer steps, unless `full`. `longest` puts
     the longest rows of Hugging Face datasets first. `compute` also computes floating-point operators, on the host. What the command
-    writes goes to a temporary folder, unless `allow_writes`. `python` is the interpreter that the command will use, where it cannot be seen in it.
+    writes goes to a temporary folder, unless `allow_writes`. `python` is the interpreter that the command uses, where it does not show it.
     """
     words = _words(command)
     if steps < 1:
@@ -125,7 +125,7 @@ def emulate(
         reasons.append(Reason(code="gpu-assumed", values={"text": card.assumption}))
     if not reached_python:
         reasons.append(Reason(code="no-agent"))
-    verdict = _verdict(processes, exit_code)
+    verdict = verdict_of_processes(processes, exit_code)
     ranks = [process for process in processes if process["uses_cuda"]]
     devices = tuple(_device_peak(process, device) for process in ranks for device in process["devices"])
     lead = ranks[0] if ranks else None
@@ -239,7 +239,8 @@ def _reports(session: Path) -> list[dict[str, Any]]:
 # ---- from reports to the record
 
 
-def _verdict(processes: list[dict[str, Any]], exit_code: int) -> EmulationVerdict:
+def verdict_of_processes(processes: list[dict[str, Any]], exit_code: int) -> EmulationVerdict:
+    """What the reports of the processes and the exit code of the command amount to."""
     ranks = [process for process in processes if process["uses_cuda"]]
     if exit_code in {EXIT_INTERRUPTED, 128 + 2}:
         return "interrupted"

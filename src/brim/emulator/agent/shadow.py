@@ -8,7 +8,7 @@ into the shadow first. A deleted or renamed original stays where it is and is hi
 Not covered: processes that are not Python, and C libraries that open files by themselves.
 """
 
-# ruff: noqa: PTH100, PTH110, PTH111, PTH112, PTH118, PTH120
+# ruff: noqa: PTH100, PTH110, PTH111, PTH112, PTH118, PTH120, PTH206
 # (pathlib is built on the functions that this module replaces)
 
 from __future__ import annotations

@@ -1,0 +1,80 @@
+"""What the reports of a command's processes amount to, and the words for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from brim.emulator.run import verdict_of_processes
+from brim.pictures.emulation_words import hint_of, verdict_of
+from brim.record import Record
+from brim.records.emulations import DevicePeak, Emulation, OutOfMemory
+
+
+def process(**changes: Any) -> dict[str, Any]:
+    return {"uses_cuda": True, "steps": 3, "failures": [], "error": None, **changes}
+
+
+OOM = {"type": "OutOfMemoryError", "message": "CUDA out of memory. Tried to allocate 2 GiB."}
+
+
+@pytest.mark.parametrize(
+    ("processes", "code", "verdict"),
+    [
+        ([process()], 0, "fits"),
+        ([process(failures=[{"step": 2}])], 0, "fits"),
+        ([process(failures=[{"step": 2}], error=OOM)], 1, "out-of-memory"),
+        ([process(failures=[{"step": 4}])], 1, "out-of-memory"),
+        ([process(failures=[{"step": 2}])], 1, "failed"),
+        ([process(failures=[{"step": 2}], error={"type": "KeyError", "message": "'a'"})], 1, "failed"),
+        ([process(), process(failures=[{"step": 4}], error=OOM)], 1, "out-of-memory"),
+        ([process(steps=0)], 0, "no-steps"),
+        ([process(uses_cuda=False)], 0, "no-cuda"),
+        ([], 0, "no-torch"),
+        ([], 1, "failed"),
+        ([process()], 130, "interrupted"),
+    ],
+)
+def test_the_verdict(processes: list[dict[str, Any]], code: int, verdict: str) -> None:
+    assert verdict_of_processes(processes, code) == verdict
+
+
+EMULATION = Emulation(
+    command=("python", "train.py"), started_at="2026-11-18T10:00:00+00:00", seconds=12.0, exit_code=0, verdict="fits", gpu="t4", gpus=1,
+    memory_bytes=15 << 30, context_bytes=256 << 20, steps=3, steps_requested=3, stopped=True, longest_sequence=412,
+    devices=(
+        DevicePeak(
+            rank=0, device=0, pid=1, peak_allocated_bytes=8 << 30, peak_reserved_bytes=9 << 30, peak_device_bytes=10 << 30, peak_step=2,
+            peak_phase="forward",
+        ),
+    ),
+)  # fmt: skip
+FAILURE = OutOfMemory(rank=0, device=0, step=2, phase="backward", asked_bytes=2 << 30, free_bytes=1 << 29, where="train.py:31")
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "fits for 3 steps, longest sequence 412; evaluation and saving not reached"),
+        ({"reached": ("evaluation",)}, "fits for 3 steps, longest sequence 412; saving not reached"),
+        ({"stopped": False, "steps": 40, "reached": ("evaluation", "saving")}, "fits: ran to its end, 40 steps, longest sequence 412"),
+        ({"verdict": "out-of-memory", "out_of_memory": (FAILURE,)},
+         "does not fit: out of memory in step 2, backward: 2.00 GiB requested, 512 MiB free (train.py:31)"),
+        ({"verdict": "no-cuda"}, "unknown: the command did not use CUDA"),
+        ({"verdict": "failed", "exit_code": 3}, "failed with exit code 3: no Python exception was seen"),
+    ],
+)  # fmt: skip
+def test_the_verdict_names_what_was_seen_and_what_was_not(changes: dict[str, Any], text: str) -> None:
+    assert verdict_of(replace(EMULATION, **changes)) == text
+
+
+def test_an_offline_failure_says_what_to_download() -> None:
+    failed = replace(EMULATION, verdict="failed", exit_code=1, error="OfflineModeIsEnabled: Cannot reach the Hub")
+    assert "hf download" in hint_of(failed)
+
+
+def test_the_record_survives_a_round_trip() -> None:
+    assert isinstance(EMULATION, Record)
+    assert Emulation.from_json(EMULATION.to_json()) == EMULATION
