@@ -1,0 +1,54 @@
+/* The emulated card: its properties, and its memory. */
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#define MIB ((size_t)1 << 20)
+#define PAGE ((size_t)4096)
+#define GRANULARITY (2 * MIB) /* in which cudaMalloc takes memory from a card */
+enum { DEVICES = 16, PROCESSES = 128 };
+
+typedef struct { /* one card; all cards of a session are alike (BRIM_CARD) */
+    char name[256];
+    int major, minor, sms, sm_threads, sm_blocks, sm_registers, l2_bytes, bus_bits, watts;
+    size_t sm_shared, block_shared, shared_unit, reserved_shared; /* bytes */
+    size_t memory;                                                /* what cudaMemGetInfo calls total */
+} Card;
+
+const Card *card(void);
+size_t card_context(void);  /* bytes that the context of one process takes (BRIM_CARD_CONTEXT) */
+int card_compute(void);     /* BRIM_CARD_COMPUTE: copies of any size are made */
+int physical_count(void);   /* BRIM_CARD_COUNT */
+int visible_count(void);    /* those that CUDA_VISIBLE_DEVICES leaves */
+int physical_device(int device);
+void card_uuid(int physical, unsigned char uuid[16]);
+
+int current_device(void);
+int set_current_device(int device); /* -1: no such device */
+
+/* Functions that return int: 0, or -1 where the card has no room. Memory held by every process of the session counts (BRIM_CARD_SHARED). */
+int take(int device, size_t bytes);
+void give_back(int device, size_t bytes);
+int make_context(int device);
+int has_context(int device);
+size_t bytes_in_use(int device);      /* by this process, without its context */
+size_t most_bytes_in_use(int device);
+size_t bytes_held(int physical);      /* by all processes, contexts included */
+int holders(int physical, int *pids, size_t *bytes, int room);
+
+void *device_malloc(int device, size_t bytes); /* NULL: out of memory */
+int device_free(void *pointer);                /* -1: not an allocation of the card */
+int device_of(const void *pointer);            /* -1: not an address of a card */
+int allocation_of(const void *pointer, char **start, size_t *bytes); /* the device_malloc that holds the address; -1: none */
+void *reserve_addresses(int device, size_t bytes);
+void free_addresses(void *pointer);
+void discard(void *pointer, size_t bytes);     /* reads as zeros again; the pages go back to the host */
+void copy(void *to, const void *from, size_t bytes);
+void fill(void *to, int value, size_t bytes);
+
+void *session_memory(size_t *bytes);           /* memory that the processes of the session share, for collectives; NULL without a session */
+int is_running(int pid);
+
+extern int tracing;
+void trace_line(const char *format, ...) __attribute__((format(printf, 1, 2)));
+#define trace(...) do { if (tracing) trace_line(__VA_ARGS__); } while (0)

@@ -1,0 +1,126 @@
+"""The suite that runs on the CUDA build of torch with emulated cards: `.venv-cuda/bin/python -m pytest tests/emulated`.
+
+`on_card` runs a snippet of Python on a card, in a child process with this interpreter. What the snippet assigns to `result` comes back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from brim.emulator.build import compiled, torch_build
+from brim.errors import BrimError
+
+_RESULT = "BRIM_TEST_RESULT"
+# Each rank of a snippet writes its result to a file of its own; the ranks of `torchrun` set RANK.
+_WRITE = f"""
+
+import json as _json, os as _os
+with open(_os.environ["{_RESULT}"] + "." + _os.environ.get("RANK", "0"), "w") as _file:
+    _json.dump(globals().get("result"), _file)
+"""
+
+
+@cache
+def _missing() -> str:
+    """Why there is no emulated card here; empty where there is one."""
+    try:
+        compiled(torch_build(sys.executable))
+    except BrimError as error:
+        return error.message
+    return ""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    mine = [item for item in items if here in item.path.parents]
+    if mine and _missing():
+        for item in mine:
+            item.add_marker(pytest.mark.skip(reason=f"no emulated card: {_missing()}"))
+
+
+@dataclass(frozen=True)
+class OnCard:
+    """What a snippet did."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    results: tuple[Any, ...]
+    """`result` of each rank; None for a rank that did not reach its end."""
+
+    @property
+    def result(self) -> Any:
+        """Of the only rank, or of rank 0."""
+        return self.results[0]
+
+
+class RunOnCard(Protocol):
+    """The fixture `on_card`."""
+
+    def __call__(
+        self,
+        code: str,
+        gpu: str = "t4",
+        *,
+        memory: str | None = None,
+        count: int | None = None,
+        compute: bool = False,
+        nproc: int = 1,
+        args: tuple[str, ...] = (),
+        env: dict[str, str] | None = None,
+        check: bool = True,
+        timeout: float = 300,
+    ) -> OnCard: ...
+
+
+@pytest.fixture
+def on_card(tmp_path: Path) -> RunOnCard:
+    """Run a snippet on an emulated card; with `nproc` above 1 under torchrun, on as many cards. Fails with the child's output, unless
+    `check` is false. `memory` is a size ("4GiB") for each card, `env` is added to the environment.
+    """
+    runs = 0
+
+    def run(
+        code: str, gpu: str = "t4", *, memory: str | None = None, count: int | None = None, compute: bool = False, nproc: int = 1,
+        args: tuple[str, ...] = (), env: dict[str, str] | None = None, check: bool = True, timeout: float = 300,
+    ) -> OnCard:  # fmt: skip
+        nonlocal runs
+        runs += 1
+        script, results = tmp_path / f"snippet{runs}.py", tmp_path / f"result{runs}"
+        script.write_text(textwrap.dedent(code) + _WRITE)
+        card = ["--gpu", gpu, *(["--memory", memory] if memory else []), *(["--compute"] if compute else [])]
+        if nproc > 1 or count:
+            card += ["--count", str(count or nproc)]
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)] if nproc > 1 else []
+        command = [sys.executable, "-m", "brim.emulator", *card, "--", sys.executable, *launcher, str(script), *args]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=tmp_path,
+            env={**_environment(), _RESULT: str(results), **(env or {})},
+        )
+        files = [Path(f"{results}.{rank}") for rank in range(nproc)]
+        answers = tuple(json.loads(file.read_text()) if file.exists() else None for file in files)
+        if check and done.returncode:
+            pytest.fail(f"exit code {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-6000:]}")
+        return OnCard(done.returncode, done.stdout, done.stderr, answers)
+
+    return run
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("BRIM_CARD", "CUDA_", "PYTORCH_"))}
+    # Some virtual machines advertise AMX and cannot run it (SIGILL in bf16); one thread per process, as several share the machine.
+    return {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **kept}
