@@ -18,7 +18,7 @@ SURFACE = {
     "demo": ["--config", "--help", "--json", "--lang", "--output", "-h", "-o"],
     "env": ["--config", "--help", "--json", "--lang", "-h"],
     "estimate": [
-        "--accumulation", "--attention", "--base-dtype", "--checkpointing", "--config", "--device", "--eval-batch", "--freeze",
+        "--accumulation", "--attention", "--base-dtype", "--check", "--checkpointing", "--config", "--device", "--eval-batch", "--freeze",
         "--gpu", "--gpus", "--gradient-as-bucket-view", "--help", "--json", "--lang", "--lora-dtype", "--lora-rank",
         "--lora-targets", "--loss", "--max-grad-norm", "--memory", "--method", "--micro-batch", "--nodes", "--offload",
         "--optimizer", "--padded", "--precision", "--seq-len", "--sharding", "--target-len", "--task", "--timeline",

@@ -34,6 +34,11 @@ _BESIDE_A_BAR = 52
 @click.argument("model")
 @with_options(STEP_OPTIONS, DEVICE_OPTIONS)
 @option("--timeline", metavar="FILE", help=N_("Write the memory over the step: a .json, .csv or .svg file."))
+@option(
+    "--check",
+    is_flag=True,
+    help=N_("Also train it for three steps on an emulated card, and show both. Needs a CUDA build of torch."),
+)
 @option("--trust-remote-code", is_flag=True, help=N_("Let a model's own Python code run. Read it first."))
 @click.pass_context
 def command(
@@ -44,6 +49,7 @@ def command(
     memory: int | None,
     device: Any,
     timeline: str | None,
+    check: bool,
     trust_remote_code: bool,
     as_json: bool,
     **options: Any,
@@ -72,6 +78,9 @@ def command(
         chosen = _most_telling(answers)
         if not as_json:
             answers[chosen] = _with_saving(questions[chosen], answers[chosen])
+    if check:
+        with working(_("Training {model} on an emulated card ...").format(model=found.name)):
+            answers[chosen] = _with_check(questions[chosen], answers[chosen])
     if timeline is not None:
         from brim.memory.timeline import write_timeline
 
@@ -98,6 +107,31 @@ def _with_saving(question: Question, answer: Estimate) -> Estimate:
     return replace(answer, saving=best_saving(question, answer))
 
 
+def _with_check(question: Question, answer: Estimate) -> Estimate:
+    from dataclasses import replace
+
+    from brim.memory.emulated_check import check_emulated
+
+    return replace(answer, check=check_emulated(question, answer))
+
+
+def _check(answer: Estimate) -> Table:
+    assert answer.check is not None
+    measured = answer.check
+    pairs = (
+        (_("Allocated"), answer.peak_allocated_bytes, measured.peak_allocated_bytes),
+        (_("Reserved"), answer.peak_reserved_bytes, measured.peak_reserved_bytes),
+    )
+    columns = (
+        Column(_("Check")),
+        Column(_("predicted"), right=True),
+        Column(_("torch {version}, emulated").format(version=measured.torch_version), right=True),
+        Column(_("difference"), right=True),
+    )
+    rows = [(name, format_bytes(ours), format_bytes(theirs), f"{ours / theirs - 1:+.2%}") for name, ours, theirs in pairs]
+    return table(columns, rows)
+
+
 def _show(questions: list[Question], answers: list[Estimate], chosen: int) -> None:
     answer, where = answers[chosen], questions[chosen].where
     show(_headline(answer), "")
@@ -105,6 +139,8 @@ def _show(questions: list[Question], answers: list[Estimate], chosen: int) -> No
         show(_cards(questions, answers), "")
         show(_("On {gpu}:").format(gpu=where.label))
     show(_kinds(answer), "", grid(_facts(answer), indent=0))
+    if answer.check is not None:
+        show("", _check(answer))
     for warning in dict.fromkeys(text for each in answers for text in each.warnings):
         show("", _("Warning: {text}").format(text=warning))
     show("", _("Assumed"), *(f"  - {text}" for text in answer.assumptions))

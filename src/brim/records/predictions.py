@@ -58,6 +58,19 @@ class Saving:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EmulatedCheck:
+    """The same configuration, measured by torch on an emulated card without a memory limit."""
+
+    __pydantic_config__ = STRICT
+
+    peak_allocated_bytes: Bytes
+    peak_reserved_bytes: Bytes
+    torch_version: str
+    seconds: Seconds
+    """Of the measurement, imports included."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Estimate(MemoryPrediction, Record):
     """The answer of `brim estimate`: the bytes of one step on one device."""
 
@@ -78,6 +91,8 @@ class Estimate(MemoryPrediction, Record):
     warnings: tuple[str, ...] = ()
     saving: Saving | None = None
     """The one change that would save most; None where it was not looked for, as with `--json`, or nothing is worth saying."""
+    check: EmulatedCheck | None = None
+    """With `--check`."""
     elapsed_seconds: Seconds = 0.0
     brim_version: str = ""
 

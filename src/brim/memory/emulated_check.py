@@ -1,0 +1,93 @@
+"""`brim estimate --check`: the same configuration trained for three steps on an emulated card, by plain torch and transformers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from brim.emulator.build import compiled, torch_build
+from brim.emulator.card import check_capability, emulated_card, environment, session
+from brim.errors import RunError, UnsupportedError
+from brim.locale import _
+from brim.records.predictions import EmulatedCheck
+from brim.workload.resolve import Model
+from brim.workload.settings import Settings
+
+if TYPE_CHECKING:
+    from brim.memory.estimate import Question
+    from brim.records import Estimate
+
+_TRAINING: Final = Path(str(files("brim.emulator").joinpath("training.py")))
+"""A program of its own: nothing of brim is imported in the process that is measured."""
+_UNLIMITED: Final = 1 << 40
+"""The peak without a limit is what is compared; whether it fits is a question of the estimate."""
+_MEASURED: Final = frozenset(
+    {
+        "task", "method", "lora_rank", "lora_targets", "micro_batch", "seq_len", "accumulation", "precision", "optimizer", "checkpointing",
+        "attention", "padded", "max_grad_norm",
+    }
+)  # fmt: skip
+"""Settings that the reference training knows; the others must be at their defaults."""
+
+
+def check_emulated(question: Question, answer: Estimate, *, python: str | None = None) -> EmulatedCheck:
+    """Train the configuration of an estimate on an emulated card and return torch's own peaks.
+
+    `python` is an interpreter with the CUDA build of torch: by default BRIM_EMULATOR_PYTHON, else this one.
+    """
+    case = _case_of(question, answer.settings)
+    torch = torch_build(python or os.environ.get("BRIM_EMULATOR_PYTHON") or sys.executable)
+    card = emulated_card(question.where.gpu.name if question.where.gpu is not None else "", memory_bytes=_UNLIMITED)
+    check_capability(card, torch)
+    libraries = compiled(torch)
+    began = time.monotonic()
+    asked = json.dumps({"case": case, "config": dict(question.config)})
+    with session() as shared:
+        done = subprocess.run(
+            [str(torch.python), str(_TRAINING)],
+            input=asked + "\n",
+            env=environment(card, libraries, shared),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    lines = done.stdout.strip().splitlines()
+    measured: dict[str, Any] = (
+        json.loads(lines[-1]) if lines else {"error": done.stderr.strip()[-400:] or f"exit code {done.returncode}"}
+    )
+    if "error" in measured:
+        raise RunError(_("The emulated training failed: {error}").format(error=measured["error"]))
+    return EmulatedCheck(
+        peak_allocated_bytes=measured["allocated"],
+        peak_reserved_bytes=measured["reserved"],
+        torch_version=measured["torch"],
+        seconds=time.monotonic() - began,
+    )
+
+
+def _case_of(question: Question, settings: Settings) -> dict[str, Any]:
+    gpu = question.where.gpu
+    if gpu is None or gpu.backend != "cuda":
+        raise UnsupportedError(_("--check needs an NVIDIA card: --gpu t4."))
+    if not isinstance(question.model, Model) or question.config is None:
+        raise UnsupportedError(_("--check needs a model with a config.json."))
+    changed = [
+        field.name
+        for field in fields(Settings)
+        if field.name not in _MEASURED and getattr(question.given, field.name) != field.default
+    ]
+    if changed:
+        text = _("--check does not cover {options}.")
+        raise UnsupportedError(text.format(options=", ".join("--" + name.replace("_", "-") for name in changed)))
+    if settings.attention not in {"sdpa", "eager"} or settings.checkpointing not in {"none", "full"}:
+        text = _("--check covers attention sdpa and eager, and checkpointing none and full.")
+        raise UnsupportedError(text)
+    case = {name: getattr(settings, name) for name in sorted(_MEASURED)}
+    return {**case, "lora_targets": list(settings.lora_targets), "model": question.name, "gpu": gpu.name}
