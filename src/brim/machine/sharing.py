@@ -22,6 +22,8 @@ class Others:
     used_bytes: int = 0
     processes: tuple[nvml.Process, ...] = ()
     """The largest first; empty where NVML does not list them, as in many containers."""
+    is_exact: bool = False
+    """Whether NVML lists this process too, and what each of them holds."""
 
     def __str__(self) -> str:
         if not self.used_bytes:
@@ -40,13 +42,22 @@ def others_of_card(index: int, own_bytes: int | None = None) -> Others:
     listed = nvml.processes(index)
     others = tuple(process for process in listed if process.pid != os.getpid())
     # In a container NVML may list processes by the numbers of the host, or not at all: then nobody is named.
-    if own_bytes is None or len(others) < len(listed):
+    is_listed = len(others) < len(listed)
+    if own_bytes is None or is_listed:
         used = sum(process.used_bytes or 0 for process in others)
-        return Others(used, tuple(sorted(others, key=lambda process: -(process.used_bytes or 0)))) if used else Others()
+        is_exact = is_listed and all(process.used_bytes is not None for process in listed)
+        return Others(used, tuple(sorted(others, key=lambda process: -(process.used_bytes or 0))) if used else (), is_exact)
     card = next((card for card in nvml.cards() if card.index == index), None)
     if card is None:
         return Others()
     return Others(max(0, card.total_bytes - card.free_bytes - own_bytes - _CONTEXT_BYTES))
+
+
+def own_bytes(index: int) -> int:
+    """What this process holds of the card that CUDA shows as this number, its context included; 0 where NVML does not list it."""
+    physical = nvml.physical_index(index)
+    listed = nvml.processes(physical) if physical is not None else ()
+    return sum(process.used_bytes or 0 for process in listed if process.pid == os.getpid())
 
 
 def others_here(index: int) -> Others:

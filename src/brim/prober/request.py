@@ -13,7 +13,7 @@ import numpy as np
 from brim.errors import UnsupportedError, UsageError
 from brim.locale import _
 from brim.machine.detect import require_flash_attention
-from brim.machine.sharing import others_here
+from brim.machine.sharing import others_here, own_bytes
 from brim.memory.compatibility import check, check_module
 from brim.memory.estimate import Question
 from brim.memory.where import Where, find_where
@@ -70,6 +70,8 @@ class ProbeRequest:
     limit_was_asked: bool = False
     total_bytes: int | None = None
     """Accelerators: the memory of the whole device, of which the limit is a part."""
+    others_bytes: int = 0
+    """Accelerators: what is not free of it, and not held by this process."""
 
     @property
     def name(self) -> str:
@@ -148,8 +150,8 @@ class ProbeRequest:
             mixed=mixed_shapes(longest, self.lengths),
             evaluation=replace(longest, sequences=self.settings.eval_batch or size),
             accumulates=self.accumulates(size),
-            device_share=None if self.total_bytes is None else self.budget_bytes / self.total_bytes,
-            others_bytes=0 if self.total_bytes is None else max(0, self.total_bytes - self.where.limit_bytes),
+            budget_bytes=self.budget_bytes if self.device.startswith("cuda") else None,
+            others_bytes=self.others_bytes,
         )
 
     def smaller_exams(self, largest: int) -> tuple[Exam, ...]:
@@ -255,7 +257,7 @@ def read_request(
         raise UsageError(
             _("--effective-batch and --accumulation fix the micro-batch, and that is what a probe looks for: give one.")
         )
-    name, where, total = _find_device(device, memory, gpu_index)
+    name, where, total, others = _find_device(device, memory, gpu_index)
     question = Question.ask(model, given, where, trust_remote_code=trust_remote_code, step=step, cache=cache)
     question, lengths = _with_lengths(question, given, data, tokenizer, trust_remote_code)
     _check_one_process(question.settings)
@@ -284,15 +286,16 @@ def read_request(
         warnings=tuple(warnings),
         limit_was_asked=memory is not None,
         total_bytes=total,
+        others_bytes=others,
     )
 
 
-def _find_device(device: str | None, memory: int | str | None, index: int | None) -> tuple[str, Where, int | None]:
-    """The name that torch has for it, what may be taken of it, and how much it has in all."""
+def _find_device(device: str | None, memory: int | str | None, index: int | None) -> tuple[str, Where, int | None, int]:
+    """The name that torch has for it, what may be taken of it, how much it has in all, and how much of that others hold."""
     if device == "cpu":
         if index is not None:
             raise UsageError(_("--device cpu and --gpu-index contradict each other."))
-        return "cpu", _cpu(memory), None
+        return "cpu", _cpu(memory), None, 0
     from brim.machine.detect import detect
 
     accelerators = detect().accelerators
@@ -307,10 +310,10 @@ def _find_device(device: str | None, memory: int | str | None, index: int | None
         raise UsageError(_("There is no GPU {index} here; there are: {known}.").format(index=index, known=known))
     where = find_where(None, memory, "cuda")
     assert where is not None
-    where = replace(where, gpu=chosen.gpu, limit_bytes=min(where.limit_bytes, chosen.free_bytes or chosen.total_bytes))
-    if memory is None:
-        where = replace(where, limit_bytes=chosen.free_bytes or chosen.total_bytes)
-    return f"{_backend(chosen.gpu.backend)}:{chosen.index}", where, chosen.total_bytes
+    # What this process holds already, a live module and its context, is part of what a trial takes.
+    free = chosen.free_bytes + own_bytes(chosen.index) if chosen.free_bytes else chosen.total_bytes
+    where = replace(where, gpu=chosen.gpu, limit_bytes=free if memory is None else min(where.limit_bytes, free))
+    return f"{_backend(chosen.gpu.backend)}:{chosen.index}", where, chosen.total_bytes, chosen.total_bytes - free
 
 
 def _cpu(memory: int | str | None) -> Where:

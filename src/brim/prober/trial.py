@@ -9,6 +9,7 @@ Nothing is given back in between, as nothing would be in training.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import json
@@ -22,10 +23,13 @@ from typing import TYPE_CHECKING, Any, Final
 from brim.errors import UnsupportedError, UsageError
 from brim.machine import child
 from brim.machine.device import CpuDevice, Device, TorchDevice
+from brim.machine.sharing import others_on
 from brim.prober.shapes import Shape
 from brim.workload.words import Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from brim.prober.subjects import Subject
     from brim.prober.trainee import Trainee
 
@@ -47,10 +51,10 @@ class Exam:
     saves: bool = True
     soak_seconds: float = 1.0
     """Steps of the full size go on for so long: where they are short, some more of them cost nothing."""
-    device_share: float | None = None
-    """Accelerators: the share of the device's memory that the process may take; None: all of it."""
+    budget_bytes: int | None = None
+    """CUDA: what the process may take of the device, with its context; None: all of it."""
     others_bytes: int = 0
-    """Accelerators: what other processes hold of the device, which is not ours to count."""
+    """Accelerators: what other processes hold of the device, where they cannot be asked: it is not ours to count."""
 
 
 @dataclass(frozen=True)
@@ -140,9 +144,7 @@ class Meter:
             data = peak - self._data if is_exact else min(resident, self._room())
             told["is_exact"] = is_exact
             return {**told, "allocated_bytes": data, "reserved_bytes": data, "device_bytes": data, "resident_bytes": resident}
-        # What the process holds of the device beyond the allocator's segments: the context, workspaces.
-        beyond = max(0, reading.total_bytes - reading.free_bytes - reading.reserved_bytes - self._others)
-        peak = reading.peak_reserved_bytes
+        beyond, peak = beyond_allocator(self._device, self._others), reading.peak_reserved_bytes
         return {
             **told,
             "allocated_bytes": reading.peak_allocated_bytes,
@@ -150,6 +152,30 @@ class Meter:
             "device_bytes": peak + beyond,
             "resident_bytes": peak + beyond,
         }
+
+
+def beyond_allocator(device: Device, others_bytes: int) -> int:
+    """What this process holds of the device beyond the allocator's segments: the context, workspaces of libraries."""
+    reading, others = device.read(), others_on(device)
+    held_by_others = others.used_bytes if others.is_exact else others_bytes
+    return max(0, reading.total_bytes - reading.free_bytes - reading.reserved_bytes - held_by_others)
+
+
+@contextlib.contextmanager
+def limited(device: Device, name: str, exam: Exam) -> Iterator[None]:
+    """Under the exam's budget. The allocator's own limit counts its segments only, so the context comes off."""
+    if exam.budget_bytes is None:
+        yield
+        return
+    import torch
+
+    before = torch.cuda.get_per_process_memory_fraction(name)
+    room = exam.budget_bytes - beyond_allocator(device, exam.others_bytes)
+    torch.cuda.set_per_process_memory_fraction(max(0.0, min(1.0, room / device.read().total_bytes)), name)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(before, name)
 
 
 _MORE_STEPS: Final = 3
@@ -193,13 +219,10 @@ def examine(
     `is_fresh`: this process was made for the exam, and has no past that its peaks could tell of.
     """
     device = device or device_of(name)
-    if exam.device_share is not None:
-        import torch
-
-        torch.cuda.set_per_process_memory_fraction(exam.device_share, torch.device(name))
     examiner = _Examiner(exam, Notes(notes_path), device, is_fresh=is_fresh)
     try:
-        examiner.run(subject, name)
+        with limited(device, name, exam):
+            examiner.run(subject, name)
     except Exception as error:
         from brim.step.oom import failure_of, release
 
