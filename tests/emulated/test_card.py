@@ -64,3 +64,53 @@ def test_cards_that_cannot_be_emulated_are_refused() -> None:
         emulated_card("t4", memory_bytes=1 << 20)
     with pytest.raises(UsageError, match="at most"):
         emulated_card("t4", count=99)
+
+
+def test_occupancy_follows_the_published_formula(on_card: RunOnCard) -> None:
+    """Checked by hand against NVIDIA's occupancy calculator: registers and shared memory come from the kernel's own image."""
+    seen = on_card(
+        """
+        import ctypes, torch
+        torch.cuda.init()
+        card = ctypes.CDLL(None)
+
+        class Kernel(ctypes.Structure):
+            _fields_ = [(name, ctypes.c_int) for name in ("registers", "static_shared", "dynamic_shared", "max_threads", "local", "constant", "arch")]
+
+        def blocks(registers, shared, threads, dynamic=0):
+            return card.occupancy(ctypes.byref(Kernel(registers, shared, 0, 1024, 0, 0, 86)), threads, ctypes.c_size_t(dynamic))
+
+        result = [blocks(32, 0, 256), blocks(40, 0, 256), blocks(64, 0, 256), blocks(65, 0, 256), blocks(255, 0, 256), blocks(128, 0, 1024),
+                  blocks(16, 0, 32), blocks(32, 0, 1024), blocks(16, 20 << 10, 64), blocks(16, 0, 64, 99 << 10), blocks(16, 0, 64, 100 << 10)]
+        """,
+        "rtx-3090",
+    ).result
+    assert seen == [6, 6, 4, 3, 1, 0, 16, 1, 4, 1, 0]
+
+
+def test_triton_kernels_load_and_launch_and_report_their_resources(on_card: RunOnCard) -> None:
+    pytest.importorskip("triton")
+    seen = on_card(
+        """
+        import re, subprocess, tempfile, torch, triton, triton.backends.nvidia
+        import triton.language as tl
+        from pathlib import Path
+
+        @triton.jit
+        def softmax(x, y, n: tl.constexpr):
+            row = tl.load(x + tl.program_id(0) * n + tl.arange(0, n))
+            e = tl.exp(row - tl.max(row, 0))
+            tl.store(y + tl.program_id(0) * n + tl.arange(0, n), e / tl.sum(e, 0))
+
+        x = torch.ones(64, 4096, device="cuda")
+        kernel = softmax[(64,)](x, torch.empty_like(x), 4096)
+        tool = Path(triton.backends.nvidia.__file__).parent / "bin" / "cuobjdump"
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(kernel.asm["cubin"])
+            file.flush()
+            usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True).stdout
+        result = [kernel.n_regs, int(re.search(r"REG:(\\d+)", usage)[1]), kernel.n_spills, kernel.metadata.shared]
+        """,
+        "rtx-3090",
+    ).result
+    assert seen[0] == seen[1] > 8
