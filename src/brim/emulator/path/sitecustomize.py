@@ -1,5 +1,6 @@
 """Python imports this at startup, because `brim emulate` puts this folder first on PYTHONPATH. It starts the agent, then runs the
-sitecustomize that Python would have imported without brim."""
+sitecustomize that Python would have imported without brim.
+"""
 
 # ruff: noqa: PTH100, PTH118, PTH120 (runs in the user's interpreter at startup: nothing but the standard library's core)
 
@@ -27,7 +28,8 @@ def _start_agent(folder: str) -> None:
 
 def _run_next_sitecustomize(here: str) -> None:
     """Import the sitecustomize behind ours on the path, in our place in `sys.modules`. Our folder stays on the path: it also holds
-    `brim_card`."""
+    `brim_card`.
+    """
     remaining = [entry for entry in sys.path if os.path.abspath(entry) != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", remaining)
     if spec is None or spec.loader is None:
