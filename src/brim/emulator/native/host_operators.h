@@ -346,9 +346,13 @@ inline const std::unordered_map<std::string, Decomposition>& decompositions() {
       {"log_sigmoid_forward", log_sigmoid},
       {"log_sigmoid_backward", log_sigmoid_backward},
       {"mm.dtype", matrix_product},
+      {"mm.dtype_out", matrix_product},
       {"bmm.dtype", matrix_product},
+      {"bmm.dtype_out", matrix_product},
       {"addmm.dtype", matrix_product_and_sum},
+      {"addmm.dtype_out", matrix_product_and_sum},
       {"baddbmm.dtype", matrix_product_and_sum},
+      {"baddbmm.dtype_out", matrix_product_and_sum},
   };
   return table;
 }

@@ -13,6 +13,7 @@
 #include <torch/library.h>
 
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <set>
 #include <unordered_map>
@@ -61,6 +62,7 @@ struct Operator {
   c10::SafeKernelFunction original;
   std::string name;  // without namespace and overload
   host::Decomposition decomposition;
+  std::optional<c10::OperatorHandle> functional;  // for an out= variant without kernel for the CPU: the one that returns its result
   bool on_host, random, data_dependent, widened, non_finite;
 };
 
@@ -76,8 +78,8 @@ std::unordered_map<c10::OperatorName, Operator>& operators() {
 
 // ---- what was not computed
 std::mutex uncomputed_lock;
-std::set<std::string>& uncomputed() {
-  static std::set<std::string> names;
+std::map<std::string, std::string>& uncomputed() {  // name -> reason, of the first time
+  static std::map<std::string, std::string> names;
   return names;
 }
 
@@ -86,7 +88,7 @@ void not_computed(const c10::OperatorHandle& op, const char* reason) {
   if (tracing) fprintf(stderr, "brim: not computed: %s: %.300s\n", c10::toString(op.operator_name()).c_str(), reason);
   if (!computing()) return;
   std::lock_guard<std::mutex> hold(uncomputed_lock);
-  uncomputed().insert(c10::toString(op.operator_name()));
+  uncomputed().emplace(c10::toString(op.operator_name()), reason);
 }
 
 // ---- tensors and arguments on the host
@@ -111,9 +113,23 @@ bool is_float_on_card(const at::Tensor& t) {
   return t.defined() && t.is_cuda() && t.numel() && (at::isFloatingType(t.scalar_type()) || at::isComplexType(t.scalar_type()));
 }
 
+bool has_floats(const std::vector<c10::IValue>& values) {
+  bool answer = false;
+  each_tensor(values, [&](const at::Tensor& t) { answer = answer || is_float_on_card(t); });
+  return answer;
+}
+
+bool is_plain(const at::Tensor& t) { return t.layout() == at::kStrided && !t.is_nested() && !t.is_quantized() && !t.is_meta(); }
+
+bool are_plain(const std::vector<c10::IValue>& values) {
+  bool answer = true;
+  each_tensor(values, [&](const at::Tensor& t) { answer = answer && (!t.defined() || is_plain(t)); });
+  return answer;
+}
+
 bool is_accepted(const at::Tensor& t) {
   if (!t.defined()) return true;
-  if (t.layout() != at::kStrided || t.is_nested() || t.is_quantized() || t.is_meta()) return false;
+  if (!is_plain(t)) return false;
   if (computing()) return t.nbytes() <= COMPUTED_BYTES;
   bool integer = at::isIntegralType(t.scalar_type(), /*includeBool=*/true);
   return t.numel() <= (integer ? STEERING_INTEGERS : STEERING_FLOATS) && (integer || at::isFloatingType(t.scalar_type()));
@@ -133,7 +149,7 @@ at::Tensor same_memory(const at::Tensor& t) {
   return view;
 }
 
-bool is_half(const at::Tensor& t) { return t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16; }
+bool is_half(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
 
 class HostArguments {
  public:
@@ -145,6 +161,7 @@ class HostArguments {
       if (entry.random && argument.name() == "generator") stack.emplace_back(philox.generator());
       else if (widened_ && argument.name() == "half_to_float") stack.emplace_back(false);
       else if (widened_ && argument.name() == "input_dtype") stack.emplace_back(at::kFloat);
+      else if (widened_ && argument.name() == "dtype" && arguments[i].isInt() && is_half(arguments[i].toScalarType())) stack.emplace_back(at::kFloat);
       else stack.push_back(convert(arguments[i]));
     }
   }
@@ -156,7 +173,7 @@ class HostArguments {
  private:
   at::Tensor convert(const at::Tensor& t) {
     at::Tensor view = same_memory(t);
-    if (!widened_ || !t.defined() || !t.is_cuda() || !is_half(t)) return view;
+    if (!widened_ || !t.defined() || !t.is_cuda() || !is_half(t.scalar_type())) return view;
     at::Tensor wide = view.to(at::kFloat);
     if (written_) rounded_.emplace_back(view, wide);
     return wide;
@@ -226,6 +243,12 @@ void run_on_host(const c10::OperatorHandle& op, const Operator& entry, const std
     return;
   }
   torch::jit::Stack stack = host.stack;
+  if (entry.functional) {
+    stack.pop_back();
+    entry.functional->redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+    copy_result(arguments.back(), stack.back());
+    return;
+  }
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
   host.write_back();
   for (size_t i = 0; i < results.size(); i++) {
@@ -262,7 +285,7 @@ void spread_choices(const std::vector<c10::IValue>& arguments, const std::vector
 }
 
 // ---- the wrappers
-thread_local int nested = 0;  // inside the card's own operator: what it calls is not computed, because its results will be
+thread_local int nested = 0;  // inside the card's own operator: its results will be computed, so what it calls is not, except what it may check
 struct Nested {
   Nested() { nested++; }
   ~Nested() { nested--; }
@@ -271,7 +294,7 @@ struct Nested {
 void repeat_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const Operator& entry = operators().at(op.operator_name());
   const auto& schema = op.schema();
-  if (nested) return entry.original.callBoxed(op, keys, stack);
+  if (nested && (schema.is_mutable() || entry.random)) return entry.original.callBoxed(op, keys, stack);
   auto arguments = torch::jit::last(*stack, schema.arguments().size()).vec();
   bool accepted = entry.on_host && are_accepted(arguments);
   host::Philox philox;
@@ -283,10 +306,10 @@ void repeat_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
     entry.original.callBoxed(op, keys, stack);
   }
   auto results = torch::jit::last(*stack, schema.returns().size()).vec();
+  if (nested && has_floats(results)) return;
   if (!accepted || !are_accepted(results)) {  // an out= argument may have grown
-    bool floats = false;
-    if (computing()) each_tensor(schema.is_mutable() ? arguments : results, [&](const at::Tensor& t) { floats = floats || is_float_on_card(t); });
-    if (floats) not_computed(op, entry.on_host ? "too large, or not a plain tensor" : "no kernel for the CPU");
+    if (computing() && has_floats(schema.is_mutable() ? arguments : results))
+      not_computed(op, !entry.on_host ? "no kernel for the CPU" : are_plain(arguments) ? "larger than 512 MiB" : "not a strided tensor");
     if (!computing() && entry.name == "topk") spread_choices(arguments, results);
     return;
   }
@@ -366,10 +389,14 @@ void install(const c10::OperatorName& name) {
   if (is_alias(schema) || (data_dependent && schema.is_mutable())) return;
   auto found = host::decompositions().find(full);
   host::Decomposition decomposition = found == host::decompositions().end() ? nullptr : found->second;
+  bool on_host = decomposition || op->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
+  std::optional<c10::OperatorHandle> functional;
+  if (!on_host && name.overload_name == "out") functional = c10::Dispatcher::singleton().findSchema({name.name, ""});
+  if (functional && !functional->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) functional.reset();
   operators().emplace(name, Operator{
-      op->getComputedKernelForDispatchKey(c10::DispatchKey::CUDA), base, decomposition,
-      decomposition || op->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), decomposition || takes_generator(schema), data_dependent,
-      space == "aten" && !EXACT_TYPE.count(base), NON_FINITE.count(stem(base)) > 0});
+      op->getComputedKernelForDispatchKey(c10::DispatchKey::CUDA), base, decomposition, functional, on_host || functional,
+      decomposition || takes_generator(schema), data_dependent,
+      !data_dependent && !EXACT_TYPE.count(base), NON_FINITE.count(stem(base)) > 0});
   if (data_dependent) library(space).impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&answer_from_host>());
   else library(space).impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&repeat_on_host>());
 }
@@ -405,11 +432,11 @@ extern "C" size_t brim_card_values() { return brim_card_values_of("aten"); }
 // Once CUDA is initialised.
 extern "C" void brim_card_clean() { c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(clean); }
 
-// Names of operators whose float results were not computed, one on each line. Returns the bytes of the whole answer.
+// Operators whose float results were not computed, one on each line: name, tab, reason. Returns the bytes of the whole answer.
 extern "C" size_t brim_card_uncomputed(char* buffer, size_t room) {
   std::lock_guard<std::mutex> hold(uncomputed_lock);
   std::string text;
-  for (const auto& name : uncomputed()) text += name + "\n";
+  for (const auto& [name, reason] : uncomputed()) text += name + "\t" + reason.substr(0, reason.find('\n')) + "\n";
   if (room) snprintf(buffer, room, "%s", text.c_str());
   return text.size();
 }

@@ -1,12 +1,14 @@
 """Loaded by `import torch` on an emulated card (entry point `torch.backends`): operators that are computed on the host."""
 
-# ruff: noqa: PTH110, PTH123, SLF001 (runs inside `import torch` of the user's program: nothing but the standard library's core)
+# ruff: noqa: PTH110, SLF001 (runs inside `import torch` of the user's program: nothing but the standard library's core)
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.machinery
 import os
+import sys
 
 _library: ctypes.CDLL | None = None
 
@@ -20,17 +22,48 @@ def autoload() -> None:
     import torch
 
     with contextlib.suppress(ImportError):  # registers Triton kernels for some operators; torch itself imports it after this
-        import torch._native  # noqa: F401
+        import torch._native
+    torch.backends.cudnn.enabled = False  # cuDNN is not emulated: torch's own convolutions and attention kernels run instead
+    torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     _library = ctypes.CDLL(path)
     _library.brim_card_values()
     torch.cuda._lazy_call(_library.brim_card_clean)
+    if os.environ.get("BRIM_CARD_COMPUTE") == "1":
+        sys.meta_path.insert(0, _ComputedPackages())
+
+
+class _ComputedPackages:
+    """Finds packages that register operators with kernels for CUDA and the CPU, and wraps the operators after the import."""
+
+    names = frozenset({"bitsandbytes"})
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        if name not in self.names:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: object) -> None:
+            execute(module)  # type: ignore[arg-type]
+            if _library is not None:
+                _library.brim_card_values_of(name.encode())
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
 def uncomputed() -> list[str]:
-    """Operators with float results that BRIM_CARD_COMPUTE=1 did not compute: their results are zeros."""
+    """Names of operators with float results that BRIM_CARD_COMPUTE=1 did not compute: their results are zeros."""
+    return list(uncomputed_reasons())
+
+
+def uncomputed_reasons() -> dict[str, str]:
+    """Why each of them was not computed: no kernel for the CPU, a tensor above the size limit, or the error of the first attempt."""
     if _library is None:
-        return []
+        return {}
     size = _library.brim_card_uncomputed(None, 0)
     text = ctypes.create_string_buffer(size + 1)
     _library.brim_card_uncomputed(text, size + 1)
-    return text.value.decode().split()
+    return dict(line.split("\t", 1) for line in text.value.decode(errors="replace").splitlines())
