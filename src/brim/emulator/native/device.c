@@ -55,6 +55,9 @@ static void open_session(void) {
     if (table == MAP_FAILED) { perror("brim: mmap of the session"); _exit(1); }
 }
 
+void lock_session(void) { enter(); }
+void unlock_session(void) { leave(); }
+
 void *session_memory(size_t *bytes) {
     size_t own = (sizeof alone + PAGE - 1) / PAGE * PAGE;
     card();

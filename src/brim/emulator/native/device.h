@@ -47,6 +47,8 @@ void copy(void *to, const void *from, size_t bytes);
 void fill(void *to, int value, size_t bytes);
 
 void *session_memory(size_t *bytes);           /* memory that the processes of the session share, for collectives; NULL without a session */
+void lock_session(void);
+void unlock_session(void);
 int is_running(int pid);
 
 extern int tracing;
