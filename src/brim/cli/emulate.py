@@ -55,7 +55,7 @@ def command(
 ) -> None:
     """Emulate, and show what was seen."""
     if gpu is None:
-        raise UsageError(_("--gpu is needed: the card to emulate."), hint=_("brim emulate --gpu t4 -- python train.py"))
+        raise UsageError(_("--gpu is needed: the card to emulate."), hint="brim emulate --gpu t4 -- python train.py")
     if output is not None and not output.strip():
         raise UsageError(_("-o needs the name of a file."))
     from brim.cli._emulate_view import blocks_of

@@ -19,7 +19,7 @@ def verdict_of(found: Emulation) -> str:
     last = found.out_of_memory[-1] if found.out_of_memory else None
     if found.verdict == "out-of-memory" and last is not None:
         text = _("does not fit: out of memory in step {step}, {phase}: {asked} requested, {free} free{where}")
-        where = _(" ({where})").format(where=short_path(last.where)) if last.where else ""
+        where = f" ({short_path(last.where)})" if last.where else ""
         return text.format(
             step=last.step,
             phase=phase_of(last.phase),
