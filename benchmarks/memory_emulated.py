@@ -1,6 +1,6 @@
 """Predicted memory against the real CUDA build of torch on emulated cards.
 
-    python benchmarks/memory_emulated.py [--cases 200] [--seed 1] [-o results.jsonl]
+    python benchmarks/memory_emulated.py [--cases 220] [--seed 1] [-o results.jsonl]
     python benchmarks/memory_emulated.py --measured results.jsonl            # only predict again
     python benchmarks/memory_emulated.py --microscope '{"model": "gpt2", "gpu": "t4", "micro_batch": 4}' [--all]
 
@@ -194,7 +194,7 @@ def has_cuda_build(python: str) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=200)
+    parser.add_argument("--cases", type=int, default=220)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("-o", "--output", type=Path, help="raw results, JSON lines; default: memory_emulated-SEED.jsonl")
     parser.add_argument("--measured", type=Path, help="results of an earlier run: what it measured is not measured again")
@@ -243,7 +243,6 @@ def main() -> int:
         partial = output.with_suffix(".measuring.jsonl")
         for row in measure(missing, runner, asked.python, partial):
             known[json.dumps(row["case"], sort_keys=True)] = row
-        partial.unlink(missing_ok=True)
     rows = []
     with output.open("w") as file:
         for case in cases:
@@ -256,6 +255,7 @@ def main() -> int:
             file.write(json.dumps(rows[-1]) + "\n")
             print(f"\r{len(rows)} of {len(cases)} predicted", end="", file=sys.stderr)
     print(file=sys.stderr)
+    output.with_suffix(".measuring.jsonl").unlink(missing_ok=True)
     return 0 if report(rows, everything=asked.table) else 1
 
 

@@ -7,6 +7,7 @@ for, and what was skipped on either side is a difference. Sizes are compared as 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ _AGREE = 6
 """Events that must be alike for the two streams to count as together again."""
 _WINDOW = 400
 _NEIGHBOURS = 4
+_MOST = 400
 
 
 @dataclass(frozen=True)
@@ -40,33 +42,34 @@ class Event:
 
 
 def predicted_events(question: Question) -> list[Event]:
-    """What brim says that the allocator is asked for, from the first forward on."""
+    """What brim says that the allocator is asked for."""
     trace = question.walk(question.obtain()).trace
     micro_batches = (max(place.round for place in trace.places) + 1) // 2
     events = []
+    step, before = -1, "build"
     for event, number in zip(trace.events, trace.event_places, strict=True):
         place = trace.places[number]
-        if place.phase == "build":
-            continue
         birth = trace.births[max(event, ~event)]
-        phase = f"{place.phase} {place.round // micro_batches} {place.round % micro_batches}"
+        step += place.phase == "forward" and before not in {"forward", "backward"}  # the stream holds the second step twice
+        before = place.phase
+        phase = f"{place.phase} {step} {place.round % micro_batches}" if place.phase != "build" else "build"
         note = f"{birth.operator} ({birth.kind}, layer {place.layer})"
         events.append(Event("+" if event >= 0 else "-", rounded(birth.size), phase, note))
     return events
 
 
 def real_events(history: list[list[Any]]) -> list[Event]:
-    """What torch recorded of the first two steps, from the first forward on."""
+    """What torch recorded of the steps, and of making the model ready for them."""
     events = []
     sizes: dict[int, int] = {}
-    for sign, address, size, phase, frames in history:
+    phase = "build"
+    for sign, address, size, named, frames in history:
+        phase = named or phase  # the thread of backward has no name for it
         if sign == "s":
             continue
         if sign == "+":
             sizes[address] = rounded(size)
-        if phase == "build" or phase.split(" ")[1] == "2":
-            continue
-        place = phase if phase.count(" ") == 2 else f"{phase} 0"
+        place = phase if phase.count(" ") == 2 or phase == "build" else f"{phase} 0"
         events.append(Event(sign, sizes.get(address, rounded(size)), place, first_own(frames), tuple(frames)))
     return events
 
@@ -119,35 +122,45 @@ def _resume(real: list[Event], left: int, predicted: list[Event], right: int) ->
     return None
 
 
+def by_phase(events: list[Event]) -> dict[str, list[Event]]:
+    """The events of each phase, in order."""
+    found: dict[str, list[Event]] = {}
+    for event in events:
+        found.setdefault(event.phase, []).append(event)
+    return found
+
+
 def show(question: Question, row: dict[str, Any], *, everything: bool) -> None:
-    """Print the first difference with its neighbours, or all of them in order."""
+    """Print the first difference with its neighbours, or all of them in order. Phases are aligned one by one."""
     real, predicted = real_events(row["history"]), predicted_events(question)
     walk = question.walk(question.obtain())
     for name, figure in (("allocated", walk.peak_bytes()), ("reserved", int(walk.reserved.max()))):
         error = f"{figure - row[name]:+,}, {100 * (figure / row[name] - 1):+.3f} %"
         print(f"{name}: real {row[name]:,}, predicted {figure:,} ({error})")
     print(f"{len(real)} real events, {len(predicted)} predicted")
+    ours, theirs = by_phase(real), by_phase(predicted)
     count = 0
-    for difference in align(real, predicted):
-        count += 1
-        if not everything:
-            for event in real[max(0, difference.real_at - _NEIGHBOURS) : difference.real_at]:
-                print(f"  both       {event.sign}{event.size:>13,}  {event.phase:14} {event.note}")
-        else:
-            print(f"difference {count}, at real event {difference.real_at}, predicted event {difference.predicted_at}")
-        _print_side("real", difference.real, frames=not everything)
-        _print_side("predicted", difference.predicted, frames=False)
-        if not everything:
-            for event in real[difference.real_at + len(difference.real) :][:_NEIGHBOURS]:
-                print(f"  both       {event.sign}{event.size:>13,}  {event.phase:14} {event.note}")
-            return
+    for phase in dict.fromkeys([*ours, *theirs]):
+        here = ours.get(phase, [])
+        for difference in align(here, theirs.get(phase, [])):
+            count += 1
+            print(f"difference {count}: {phase}, at real event {difference.real_at}, predicted event {difference.predicted_at}")
+            if not everything:
+                _print_side("both", here[max(0, difference.real_at - _NEIGHBOURS) : difference.real_at], frames=False)
+            _print_side("real", difference.real, frames=not everything)
+            _print_side("predicted", difference.predicted, frames=False)
+            if not everything:
+                _print_side("both", here[difference.real_at + len(difference.real) :][:_NEIGHBOURS], frames=False)
+                return
     print(f"{count} differences" if count else "The streams are the same.")
 
 
 def _print_side(name: str, events: list[Event], *, frames: bool) -> None:
-    for event in events[:40]:
-        print(f"  {name:10} {event.sign}{event.size:>13,}  {event.phase:14} {event.note}")
-        for frame in event.frames[:30] if frames else ():
+    for (sign, size, note), group in groupby(events[:_MOST], key=lambda event: (event.sign, event.size, event.note)):
+        some = list(group)
+        times = f" x {len(some)}" if len(some) > 1 else ""
+        print(f"  {name:10} {sign}{size:>13,}{times}  {note}")
+        for frame in some[0].frames[:30] if frames else ():
             print(f"               {frame}")
-    if len(events) > 40:
-        print(f"  {name:10} ... and {len(events) - 40} more")
+    if len(events) > _MOST:
+        print(f"  {name:10} ... and {len(events) - _MOST} more")

@@ -31,6 +31,7 @@ _STEPS = 3
 
 def measure(case: dict[str, Any], config: dict[str, Any], *, history: str | None = None) -> dict[str, Any]:
     """Three optimizer steps; `history` ("python" or "all") also records every allocation, with the frames of that kind."""
+    torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN, which Hopper would take, is not emulated
     amp = HALVES.get(case["precision"])
     compute = amp or DTYPES[case["precision"]]
     if history:

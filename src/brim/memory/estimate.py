@@ -19,7 +19,7 @@ from brim.memory.assumptions import assumptions
 from brim.memory.compatibility import check, check_module, default_length
 from brim.memory.obtain import Obtained, obtain, obtain_module
 from brim.memory.parallel import in_engine, parallel_of
-from brim.memory.peaks import Walk, requests_of, walk_allocator, walk_plain, with_workspaces
+from brim.memory.peaks import Walk, on_card, requests_of, walk_allocator, walk_plain
 from brim.memory.setup import Setup
 from brim.memory.sharding.shard import shard
 from brim.memory.where import Where, find_where
@@ -174,7 +174,7 @@ class Question:
         parallel = parallel_of(self.settings, self.config, on_cpu=self.where.gpu is None)
         if parallel is not None:
             trace = shard(trace, parallel)[0]
-        return trace if self.where.gpu is None else with_workspaces(trace, self.where.outside(self.settings.ranks))
+        return trace if self.where.gpu is None else on_card(trace, self.where.outside(self.settings.ranks))
 
     def walk(self, obtained: Obtained) -> Walk:
         """That stream on the device."""

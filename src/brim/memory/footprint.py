@@ -17,7 +17,7 @@ from brim.memory.cache import key_of, load, store
 from brim.memory.estimate import Held, Needs, Question
 from brim.memory.obtain import Obtained, obtain_family
 from brim.memory.parallel import parallel_of
-from brim.memory.peaks import with_workspaces
+from brim.memory.peaks import on_card
 from brim.memory.sharding.shard import shard
 from brim.records import MemoryPrediction
 
@@ -172,7 +172,7 @@ class Footprint:
                 "footprint": vars(question.settings),
                 "config": dict(question.config),
                 "target": vars(question.where.target),
-                "outside": vars(around),
+                "outside": asdict(around),
                 "is_cpu": question.where.gpu is None,
             }
         )
@@ -212,7 +212,7 @@ class Footprint:
         if question.where.gpu is None:
             return question.walk(obtained).peak_bytes()
         around = question.where.outside(question.settings.ranks)
-        trace = with_workspaces(trace, around)
+        trace = on_card(trace, around)
         requests = Requests.of(trace.events, [birth.size for birth in trace.births])
         return requests.replay().peak_reserved_bytes + around.device_bytes
 

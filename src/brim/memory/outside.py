@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from brim.memory.scratch import Card
+
 MIB = 1 << 20
 
 CUBLAS_WORKSPACE_BYTES = 8_519_680
@@ -43,6 +45,8 @@ class Outside:
     workspaces: int
     context_bytes: int
     communication_bytes: int
+    card: Card
+    """What the kernels' scratch depends on."""
 
     @property
     def device_bytes(self) -> int:
@@ -50,7 +54,9 @@ class Outside:
         return self.context_bytes + self.communication_bytes
 
 
-def outside(compute_capability: tuple[int, int], *, gpus: int = 1, training: bool = True) -> Outside:
+def outside(
+    compute_capability: tuple[int, int], *, multiprocessors: int | None = None, gpus: int = 1, training: bool = True
+) -> Outside:
     """The constants for a GPU of this compute capability, in a process group of this size."""
     is_large = compute_capability >= (9, 0)
     return Outside(
@@ -58,4 +64,5 @@ def outside(compute_capability: tuple[int, int], *, gpus: int = 1, training: boo
         workspaces=WORKSPACES_TRAINING if training else WORKSPACES_FORWARD,
         context_bytes=CONTEXT_BYTES,
         communication_bytes=0 if gpus == 1 else NCCL_PAIR_BYTES if gpus == 2 else NCCL_GROUP_BYTES,
+        card=Card.of(compute_capability, multiprocessors),
     )

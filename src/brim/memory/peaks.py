@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brim.memory.allocator import Block, CachingAllocator
+from brim.memory.scratch import resolve
 from brim.memory.stream import Birth, Place, Trace
 
 if TYPE_CHECKING:
@@ -130,16 +131,72 @@ def walk_allocator(trace: Trace) -> Walk:
     return Walk(trace, np.array(sizes, np.int64), np.array(allocated, np.int64), np.array(reserved, np.int64))
 
 
+_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
+
+
+def on_card(trace: Trace, around: Outside) -> Trace:
+    """The stream as the card's allocator sees it: with its kernels' scratch and cuBLAS's workspaces, and with a third step."""
+    return with_third_step(with_workspaces(resolve(trace, around.card), around))
+
+
 def with_workspaces(trace: Trace, around: Outside) -> Trace:
-    """The stream with cuBLAS's workspaces in it: made at the first product of forward and of backward, and never given back."""
+    """Add cuBLAS's workspaces: made at the first product of forward and of backward, after its result, and never given back."""
     births, events, places = list(trace.births), list(trace.events), list(trace.event_places)
     for phase in ("backward", "forward")[-around.workspaces :]:
-        position = next((at for at, place in enumerate(places) if trace.places[place].phase == phase), None)
-        if position is not None:
-            births.append(Birth(around.workspace_bytes, "cublas", places[position], "workspace"))
-            events.insert(position, len(births) - 1)
-            places.insert(position, places[position])
+        inside = [at for at, place in enumerate(places) if trace.places[place].phase == phase]
+        if not inside:
+            continue
+        first = next((at for at in inside if events[at] >= 0 and births[events[at]].operator in _PRODUCTS), None)
+        position = inside[0] if first is None else first + 1
+        place = places[inside[0] if first is None else first]
+        births.append(Birth(around.workspace_bytes, "cublas", place, "workspace"))
+        events.insert(position, len(births) - 1)
+        places.insert(position, place)
     return replace(trace, births=births, events=events, event_places=places)
+
+
+def with_third_step(trace: Trace) -> Trace:
+    """The second step once more: the first one's blocks lie where the optimizer's state was not yet, and the allocator settles later.
+
+    The events of the third step have the places of the second. What dies there of the step before is what that step has left; where the two
+    do not correspond, the stream stays as it is.
+    """
+    first = first_round_of_second_step(trace)
+    places = [trace.places[place] for place in trace.event_places]
+    start = next((at for at, place in enumerate(places) if place.phase == "forward" and place.round >= first), None)
+    if start is None:
+        return trace
+    is_built = [trace.places[birth.place].phase == "build" for birth in trace.births]
+    end = next(
+        (
+            at
+            for at in range(start, len(places))
+            if places[at].phase == "evaluation" or (trace.events[at] < 0 and is_built[~trace.events[at]])
+        ),
+        len(places),
+    )
+    step = trace.events[start:end]
+    born = {event for event in step if event >= 0}
+    died = {~event for event in step if event < 0}
+    left = [event for event in step if event >= 0 and event not in died]
+    inherited = [~event for event in step if event < 0 and ~event not in born]
+    if len(left) != len(inherited) or any(place.phase == "build" for place in places[start:end]):
+        return trace
+    births = list(trace.births)
+    again = dict(zip(inherited, left, strict=True))
+    for number in sorted(born):
+        again[number] = len(births)
+        births.append(births[number])
+    repeated = [again[event] if event >= 0 else ~again[~event] for event in step]
+    later = {number: again[number] for number in left}  # what dies after the steps is what the third has left
+    rest = [event if event >= 0 or ~event not in later else ~later[~event] for event in trace.events[end:]]
+    where = trace.event_places
+    return replace(
+        trace,
+        births=births,
+        events=[*trace.events[:end], *repeated, *rest],
+        event_places=[*where[:end], *where[start:end], *where[end:]],
+    )
 
 
 def requests_of(trace: Trace) -> list[tuple[int, ...]]:

@@ -55,17 +55,19 @@ class Timeline:
         """The second step of a walk."""
         trace = walk.trace
         first = first_round_of_second_step(trace)
-        start = next(
+        places = [trace.places[place] for place in trace.event_places]
+        # On a GPU the step is there twice: the last one counts.
+        start = max(
             index
-            for index, place in enumerate(trace.event_places)
-            if trace.places[place].round >= first and trace.places[place].phase == "forward"
+            for index, place in enumerate(places)
+            if place.round == first and place.phase == "forward" and places[index - 1].phase not in {"forward", "backward"}
         )
         events = np.array(trace.events, dtype=np.int64)
         numbers = np.where(events >= 0, events, ~events)
         changes = np.where(events >= 0, walk.blocks[numbers], -walk.blocks[numbers])
         kind_of = np.array([trace.births[number].kind for number in numbers.tolist()])
         kinds = {str(kind): np.cumsum(np.where(kind_of == kind, changes, 0))[start:] for kind in sorted(set(kind_of.tolist()))}
-        places = [trace.places[place] for place in trace.event_places[start:]]
+        places = places[start:]
         return cls(
             phases=[phase_of(place) for place in places],
             layers=[place.layer for place in places],

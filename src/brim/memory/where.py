@@ -56,7 +56,8 @@ class Where:
 
     def outside(self, ranks: int) -> Outside:
         """What a training process holds there besides tensors."""
-        return outside(self.compute_capability, gpus=ranks)
+        multiprocessors = self.gpu.multiprocessors if self.gpu is not None else None
+        return outside(self.compute_capability, multiprocessors=multiprocessors, gpus=ranks)
 
 
 def find_where(gpu: GPU | str | None, memory: int | str | None, device: Literal["cpu", "cuda"] | None) -> Where | None:

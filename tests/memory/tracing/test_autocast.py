@@ -72,12 +72,12 @@ def test_a_weight_is_cast_once_a_region_and_an_activation_each_time() -> None:
     cast = Autocast("cuda", torch.float16)
     with cast.around(nn.Identity()):
         with cast.region():
-            assert cast.lower(weight)[0] is cast.lower(weight)[0]
-            assert cast.lower(x)[0] is not cast.lower(x)[0]
-            first = cast.lower(weight)[0]
+            assert cast.lower((weight,), {})[0][0] is cast.lower((weight,), {})[0][0]
+            assert cast.lower((x,), {})[0][0] is not cast.lower((x,), {})[0][0]
+            first = cast.lower((weight,), {})[0][0]
         with cast.region():
-            assert cast.lower(weight)[0] is not first
-        assert cast.lower(weight)[0] is weight
+            assert cast.lower((weight,), {})[0][0] is not first
+        assert cast.lower((weight,), {})[0][0] is weight
 
 
 def test_a_recomputation_in_backward_is_cast_like_the_forward() -> None:

@@ -103,9 +103,9 @@ class Autocast:
         """One forward. The cached copies of weights are dropped at its end."""
         return torch.autocast("cpu", dtype=self._dtype)
 
-    def lower(self, *values: Any) -> tuple[Any, ...]:
-        """The values as an operator of the half-precision list takes them."""
-        return tuple(self._cast(value, self._dtype) for value in values) if self.is_on else values
+    def lower(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments as an operator of the half-precision list takes them."""
+        return self._cast_arguments(args, kwargs, self._dtype) if self.is_on else (args, kwargs)
 
     def paused(self) -> contextlib.AbstractContextManager[Any]:
         """Inside an operator that was cast, nothing is cast again."""
@@ -119,13 +119,19 @@ class Autocast:
         if policy == "float32-result":
             return self._with_float32_result(operator, args, kwargs)
         to = {"half": self._dtype, "float32": torch.float32}.get(policy) or _widest(self._dtype, (*args, *kwargs.values()))
-        return operator(*self._cast(args, to), **self._cast(kwargs, to))
+        args, kwargs = self._cast_arguments(args, kwargs, to)
+        return operator(*args, **kwargs)
+
+    def _cast_arguments(self, args: Any, kwargs: Any, to: torch.dtype) -> tuple[Any, Any]:
+        """In the order of the target: torch's wrapper casts where it passes on, and the compiler evaluates the last argument first."""
+        if self._backend == "cpu":
+            return tuple(self._cast(value, to) for value in args), {name: self._cast(value, to) for name, value in kwargs.items()}
+        named = {name: self._cast(kwargs[name], to) for name in reversed(kwargs)}
+        return tuple(reversed([self._cast(value, to) for value in reversed(args)])), {name: named[name] for name in kwargs}
 
     def _cast(self, value: Any, to: torch.dtype) -> Any:
         if isinstance(value, list | tuple):
             return type(value)(self._cast(item, to) for item in value)
-        if isinstance(value, dict):
-            return {name: self._cast(item, to) for name, item in value.items()}
         if not _is_eligible(value) or value.dtype == to:
             return value
         is_weight = value.dtype == torch.float32 and value.requires_grad and value.is_leaf and value._base is None

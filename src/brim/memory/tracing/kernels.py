@@ -14,15 +14,19 @@ Attention (aten/src/ATen/native/transformers/{sdp_utils_cpp.cpp,cuda/sdp_utils.c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from math import gcd, prod
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name that everybody uses)
 from torch.overrides import TorchFunctionMode
 
+from brim.memory.scratch import scratch_name
 from brim.memory.tracing.counting import note, note_attention
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from brim.memory.setup import Target
     from brim.memory.tracing.autocast import Autocast
     from brim.memory.tracing.trace import Tracer
@@ -37,22 +41,115 @@ _GROUPED_PRODUCTS = tuple(
 )
 
 
-def scratch_bytes(target: Target, operator: Any, arguments: Any) -> tuple[int, ...]:
+class Scratch(NamedTuple):
+    """What a kernel takes and gives back, as (operator, sizes): what is held while the result is made, and what comes after that."""
+
+    held: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    after: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+
+_NOTHING = Scratch()
+
+
+def scratch_of(target: Target, operator: Any, arguments: Any, keywords: Any) -> Scratch:
     """What an operator takes and gives back inside its kernel on the target, storage by storage."""
+    if target.backend == "cuda":
+        rule = _CUDA_SCRATCH.get(operator)
+        return rule(arguments, keywords) if rule is not None else _NOTHING
     # The CPU adds half-precision values up in float32 (aten/src/ATen/native/cpu/ScatterGatherKernel.cpp).
-    if operator is torch.ops.aten.scatter_add.default and target.backend == "cpu" and arguments[0].dtype in HALF:
-        return (4 * int(arguments[0].numel()),)
+    if operator is torch.ops.aten.scatter_add.default and arguments[0].dtype in HALF:
+        return _after(operator, 4 * int(arguments[0].numel()))
     # The CPU brings operands of two dtypes to the wider one before it starts (aten/src/ATen/TensorIterator.cpp, `compute_types`).
-    if operator in _POINTWISE and target.backend == "cpu" and isinstance(arguments[1], torch.Tensor):
+    if operator in _POINTWISE and isinstance(arguments[1], torch.Tensor):
         left, right = arguments[:2]
         if left.dtype != right.dtype and left.dim() and right.dim():
             common = torch.promote_types(left.dtype, right.dtype)
-            return tuple(side.numel() * common.itemsize for side in (left, right) if side.dtype != common)
-    # Which scores are minus infinity, and which rows have no other (aten/src/ATen/native/transformers/attention.cpp, `_safe_softmax`).
+            return _after(operator, *(side.numel() * common.itemsize for side in (left, right) if side.dtype != common))
     if operator is torch.ops.aten._safe_softmax.default:
-        scores: torch.Tensor = arguments[0]
-        return scores.numel(), scores.numel() // scores.shape[-1]
-    return ()
+        return _safe_softmax(arguments, keywords)
+    return _NOTHING
+
+
+def _after(operator: Any, *sizes: int) -> Scratch:
+    return Scratch(after=((operator._schema.name, sizes),))
+
+
+def _safe_softmax(arguments: Any, _keywords: Any) -> Scratch:
+    """Which scores are minus infinity, and which rows have no other (aten/src/ATen/native/transformers/attention.cpp)."""
+    scores: torch.Tensor = arguments[0]
+    return _after(torch.ops.aten._safe_softmax.default, scores.numel(), scores.numel() // scores.shape[-1])
+
+
+def _reduction(arguments: Any, keywords: Any) -> Scratch:
+    """A sum, mean or norm over some dimensions (aten/src/ATen/native/cuda/Reduce.cuh): see `brim.memory.scratch.reduction_bytes`."""
+    tensor: torch.Tensor = arguments[0]
+    dims = keywords.get("dim", arguments[1] if len(arguments) > 1 else None)
+    return _split_reduction(tensor, dims)
+
+
+def _norm(arguments: Any, keywords: Any) -> Scratch:
+    return _split_reduction(arguments[0], keywords.get("dim", arguments[2] if len(arguments) > 2 else None))
+
+
+def _split_reduction(tensor: torch.Tensor, dims: Any) -> Scratch:
+    if not tensor.is_floating_point() or not tensor.numel():
+        return _NOTHING
+    dims = [dims] if isinstance(dims, int) else dims
+    reduced = {dim % tensor.dim() for dim in dims} if dims else set(range(tensor.dim()))
+    inner = _coalesced(tensor, sorted(reduced))
+    outer = _coalesced(tensor, [dim for dim in range(tensor.dim()) if dim not in reduced])
+    inputs, outputs = prod(size for size, _ in inner), prod(size for size, _ in outer)
+    if inputs == 1:
+        return _NOTHING
+    along_rows = not outer or inner[0][1] < outer[0][1]
+    input_vector = output_vector = 1
+    if along_rows and inner[0][1] == 1 and len(inner) == 1:
+        input_vector = 4 if tensor.itemsize == 4 else 8
+    elif not along_rows and outer[0][1] == 1:
+        output_vector = gcd(4, outer[0][0], *(stride for _, stride in (*inner, *outer[1:])))
+    return Scratch(after=((scratch_name("reduction", int(along_rows), input_vector, output_vector, 4), (outputs, inputs)),))
+
+
+def _coalesced(tensor: torch.Tensor, dims: list[int]) -> list[tuple[int, int]]:
+    """(size, stride) of some dimensions, the smallest stride first, with neighbours in memory joined."""
+    found: list[tuple[int, int]] = []
+    for dim in sorted(dims, key=lambda dim: tensor.stride(dim)):
+        size, stride = tensor.shape[dim], tensor.stride(dim)
+        if size == 1:
+            continue
+        if found and found[-1][0] * found[-1][1] == stride:
+            found[-1] = found[-1][0] * size, found[-1][1]
+        else:
+            found.append((size, stride))
+    return found
+
+
+def _embedding_backward(arguments: Any, _keywords: Any) -> Scratch:
+    grad, indices, rows = arguments[:3]
+    copied = () if grad.is_contiguous() else (("aten::contiguous", (grad.numel() * grad.itemsize,)),)
+
+    def buffer(number: int) -> tuple[str, tuple[int, ...]]:
+        return scratch_name("embedding", number, rows, grad.shape[-1]), (indices.numel(),)
+
+    return Scratch(held=(*copied, buffer(0), buffer(0)), after=(buffer(0), buffer(1), buffer(1), buffer(2), buffer(3)))
+
+
+_aten = torch.ops.aten
+_CUDA_SCRATCH: dict[Any, Callable[[Any, Any], Scratch]] = {
+    _aten._safe_softmax.default: _safe_softmax,
+    _aten.sum.default: _reduction,
+    _aten.sum.dim_IntList: _reduction,
+    _aten.mean.default: _reduction,
+    _aten.mean.dim: _reduction,
+    _aten.linalg_vector_norm.default: _norm,
+    _aten.embedding_dense_backward.default: _embedding_backward,
+}
+_MASK_FIRST = frozenset({_aten.native_dropout.default})
+
+
+def in_order(target: Target, operator: Any, results: Any) -> Any:
+    """The results of an operator in the order in which the target allocates them."""
+    return reversed(results) if target.backend == "cuda" and operator in _MASK_FIRST else results
 
 
 def choose_attention(
@@ -130,14 +227,23 @@ class Kernels(TorchFunctionMode):
         if self._target.backend == "cpu":
             return _CpuFlash.apply(query, key, value, bias, self._tracer, self._target.threads, is_causal)  # type: ignore[no-any-return,no-untyped-call]
         if kernel == "flash":
-            return CudaFlash.apply(query, key, value, is_causal)  # type: ignore[no-any-return,no-untyped-call]
-        return _CudaEfficient.apply(query, key, value, bias)  # type: ignore[no-any-return,no-untyped-call]
+            tracer = self._tracer if dropout_p == 0.0 else None
+            return CudaFlash.apply(query, key, value, is_causal, 1, tracer)  # type: ignore[no-any-return,no-untyped-call]
+        if bias is not None:
+            bias = _aligned(bias).expand(*query.shape[:3], key.shape[2])
+        return _CudaEfficient.apply(query, key, value, bias, self._tracer)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """0 where the mask allows, minus infinity where it does not: a tensor of its own."""
     allowed, forbidden = mask.new_empty((), dtype=dtype), mask.new_empty((), dtype=dtype)
     return torch.where(mask, allowed, forbidden)
+
+
+def _aligned(bias: torch.Tensor) -> torch.Tensor:
+    """The memory-efficient kernel wants rows aligned to 16 bytes: others are padded, which copies them."""
+    length = bias.shape[-1]
+    return F.pad(bias, (0, -length % 8))[..., :length] if length % 8 else bias
 
 
 class _GroupedProduct(torch.autograd.Function):
@@ -211,15 +317,21 @@ class CudaFlash(torch.autograd.Function):
     """aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp."""
 
     @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any, causal: bool, sequences: int = 1) -> torch.Tensor:
-        """Take [batch, heads, length, size]; save the three, the output and the logarithms of the row sums.
+    def forward(
+        ctx: Any, query: Any, key: Any, value: Any, causal: bool, sequences: int = 1, tracer: Tracer | None = None
+    ) -> torch.Tensor:
+        """Take [batch, heads, length, size]; save the three, the output, the logarithms of the row sums, and the state of dropout.
 
-        `sequences` are packed into each row, and attend to themselves only.
+        `sequences` are packed into each row, and attend to themselves only. `tracer`: where keys may be split over several blocks.
         """
-        batch, heads, length, _size = query.shape
+        batch, heads, length, size = query.shape
         out = _heads_last(query)
         logsumexp = query.new_empty(batch, heads, length, dtype=torch.float32)
-        ctx.save_for_backward(query, key, value, out, logsumexp)
+        if tracer is not None:
+            numbers = batch * heads, length, key.shape[2]
+            tracer.transient(numbers, scratch_name("flash_forward", size))
+        states = query.new_empty(2, dtype=torch.int64), query.new_empty((), dtype=torch.int64)
+        ctx.save_for_backward(key, query, value, logsumexp, out, *states)  # as torch lets go of them
         ctx.share = (0.5 if causal else 1.0) / sequences
         note_attention(query, key, (query, key, value, out), share=ctx.share)
         return out
@@ -227,48 +339,65 @@ class CudaFlash(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         """Make three gradients, and scratch that lives until they are there."""
-        query, key, value, _out, _logsumexp = ctx.saved_tensors
+        key, query, value, *_rest = ctx.saved_tensors
         batch, heads, length, size = query.shape
         rounded = -(-length // 128) * 128
-        grad_query = _heads_last(query)
+        grad_query, grad_key, grad_value = _heads_last(query), _heads_last(key), _heads_last(value)
         # Scratch: the row sums, the accumulator of the query's gradient, and grouped heads' gradients before they are summed.
         row_sums = query.new_empty(batch, heads, rounded, dtype=torch.float32)
         accumulator = query.new_empty(batch, heads, rounded, -(-size // 32) * 32, dtype=torch.float32)
-        grad_key, grad_value = _heads_last(key), _heads_last(value)
         if heads != key.shape[1]:
             expanded = [query.new_empty(batch, key.shape[2], heads, size) for _ in range(2)]
             del expanded
         touched = (query, key, value, grad, accumulator, grad_query, grad_key, grad_value)
         note_attention(query, key, touched, share=ctx.share, backward=True)
-        del row_sums, accumulator, touched
-        return grad_query, grad_key, grad_value, None, None
+        del touched
+        del accumulator
+        del row_sums
+        return grad_query, grad_key, grad_value, None, None, None
 
 
 class _CudaEfficient(torch.autograd.Function):
     """aten/src/ATen/native/transformers/cuda/attention.cu and attention_backward.cu (the memory-efficient kernel)."""
 
     @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any, bias: Any) -> torch.Tensor:
+    def forward(ctx: Any, query: Any, key: Any, value: Any, bias: Any, tracer: Tracer) -> torch.Tensor:
         batch, heads, length, _size = query.shape
-        if bias is not None and bias.shape[-1] % 8:
-            # The kernel wants rows aligned to 16 bytes: the bias is padded, which copies it.
-            bias = bias.new_empty(*bias.shape[:-1], -(-bias.shape[-1] // 8) * 8)
         out = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
         logsumexp = query.new_empty(batch, heads, -(-length // 32) * 32, dtype=torch.float32)
-        ctx.save_for_backward(query, key, value, out, logsumexp, bias)
+        ctx.save_for_backward(bias, key, query, value, logsumexp, out)  # as torch lets go of them
+        ctx.tracer = tracer
         result: torch.Tensor = out
         note_attention(query, key, (query, key, value, bias, out))
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        query, key, value, *_rest = ctx.saved_tensors
+        _bias, key, query, value, _logsumexp, out = ctx.saved_tensors
         batch, heads, length, size = query.shape
-        row_sums = query.new_empty(batch, heads, length, dtype=torch.float32)
         grads = _heads_last(query), _heads_last(key), _heads_last(value)
+        keys = key.shape[2]
+        grad_bias = None
+        if ctx.needs_input_grad[3]:
+            grad_bias = query.new_empty(batch, heads, length, -(-keys // 16) * 16)[..., :keys]
         note_attention(query, key, (query, key, value, grad, *grads), backward=True)
-        if query.dtype in HALF:
-            accumulator = query.new_empty(batch, heads, length, size, dtype=torch.float32)
-            del accumulator
+        row_sums = _row_sums(grad, out)
+        numbers = batch * heads, length, keys
+        rule = scratch_name("efficient_backward", size, value.shape[-1], int(query.dtype in HALF))
+        workspace = ctx.tracer.take(numbers, rule)
         del row_sums
-        return *grads, None
+        ctx.tracer.give(workspace)
+        return *grads, grad_bias, None
+
+
+def _row_sums(grad: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Half precision: computed by the kernel itself. Else a product, its sum, and that in another memory order."""
+    batch, heads, length, _size = grad.shape
+    if grad.dtype in HALF:
+        return grad.new_empty(batch, heads, length, dtype=torch.float32)
+    product = grad.new_empty(out.shape)
+    summed = product.new_empty(batch, length, heads)
+    row_sums = summed.new_empty(batch, heads, length) if heads > 1 else summed
+    del summed
+    del product
+    return row_sums

@@ -17,6 +17,7 @@ from torch import nn
 
 from brim.errors import UsageError
 from brim.locale import _
+from brim.memory.scratch import scratch_name
 from brim.memory.stream import Trace
 from brim.memory.tracing.autocast import Autocast, meta_counts_as_cpu
 from brim.memory.tracing.building import (
@@ -28,7 +29,7 @@ from brim.memory.tracing.building import (
     lora_targets,
     make_batch,
 )
-from brim.memory.tracing.kernels import Kernels, scratch_bytes
+from brim.memory.tracing.kernels import Kernels, in_order, scratch_of
 from brim.memory.tracing.optimizers import Stepper, make_optimizer
 from brim.memory.tracing.quantized import BITS, true_numel
 from brim.memory.tracing.trace import Tracer
@@ -120,7 +121,12 @@ class Stage:
         self._trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not self._trainable:
             raise UsageError(_("Nothing trains: every parameter is frozen."))
-        self._tracer = Tracer(scalar=scalar, scratch=partial(scratch_bytes, target), vocabulary=_vocabulary(model))
+        self._tracer = Tracer(
+            scalar=scalar,
+            scratch=partial(scratch_of, target),
+            in_order=partial(in_order, target),
+            vocabulary=_vocabulary(model),
+        )
         self._autocast = Autocast(target.backend, HALVES[precision]) if precision in HALVES else None
         self._kernels = Kernels(target, self._tracer, self._autocast)
 
@@ -180,6 +186,9 @@ class Stage:
         tracer.adopt((parameter.grad for parameter in trainable if parameter.grad is not None), "gradients")
         tracer.go("clip", round_, None)
         if recipe.max_grad_norm is not None:
+            if self._target.backend == "cuda":
+                largest = max(parameter.numel() for parameter in trainable)
+                tracer.transient((largest,), scratch_name("foreach_norm"))
             torch.nn.utils.clip_grad_norm_(trainable, recipe.max_grad_norm)
         tracer.go("optimizer", round_, None)
         optimizer.step()

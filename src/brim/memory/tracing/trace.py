@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from brim.memory.tracing.kernels import Scratch
+
 
 # Derivatives fill a fresh tensor in place, unless they see that somebody is watching (torch/csrc/autograd/FunctionsManual.cpp asks
 # `areAnyTensorSubclassLike`): then they make a copy that the real run does not have.
@@ -50,14 +52,15 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self,
         *,
         scalar: bool | float | None = None,
-        scratch: Callable[[Any, Any], Sequence[int]] | None = None,
+        scratch: Callable[[Any, Any, Any], Scratch] | None = None,
+        in_order: Callable[[Any, Any], Any] | None = None,
         vocabulary: int | None = None,
     ) -> None:
         """Trace with these answers.
 
         `scalar` is the answer to `.item()`: the one truth value that the traced code may ask for; None forbids the question. `scratch` says
-        how many bytes an operator takes and gives back on the target (`kernels.scratch_bytes`). Tensors whose last dimension
-        is the `vocabulary` are logits.
+        what an operator takes and gives back on the target (`kernels.scratch_of`), `in_order` in which order its results are allocated.
+        Tensors whose last dimension is the `vocabulary` are logits.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
@@ -65,7 +68,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._vocabulary = vocabulary
         self._in_place: frozenset[Any] = frozenset()
         self._alone = _references_when_alone()
-        self._scratch = scratch or (lambda _operator, _arguments: ())
+        self._scratch = scratch
+        self._in_order = in_order or (lambda _operator, results: results)
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._place = -1
         self._phase = ""
@@ -106,8 +110,19 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def transient(self, sizes: Iterable[int], operator: str) -> None:
         """Memory that a kernel takes and gives back inside one operator."""
-        for number in [self._record(size, operator) for size in sizes if size]:
+        self.give(self.take(sizes, operator))
+
+    def take(self, sizes: Iterable[int], operator: str) -> list[int]:
+        """Memory that a kernel takes, until it is given back."""
+        return self._take(((operator, tuple(sizes)),))
+
+    def give(self, taken: Iterable[int]) -> None:
+        """Give back what was taken."""
+        for number in taken:
             self._died(number)
+
+    def _take(self, wanted: Iterable[tuple[str, tuple[int, ...]]]) -> list[int]:
+        return [self._record(size, operator) for operator, sizes in wanted for size in sizes if size]
 
     @contextlib.contextmanager
     def in_place(self, *operators: Any) -> Iterator[None]:
@@ -163,30 +178,40 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if phase == "backward":
             self._follow_backward()
             if func in _IN_PLACE_IN_BACKWARD or (func is _ADD and self._is_sum_in_place(*args[:2])):
-                self.transient(self._scratch(func, args), func._schema.name)
+                self._pass_through(func, args, kwargs)
                 self._count(func, args, args[0])
                 return args[0]
         if func in self._in_place:
-            self.transient(self._scratch(func, args), func._schema.name)
+            self._pass_through(func, args, kwargs)
             self._count(func, args, args[0])
             return args[0].detach()
         result = self.values.answer(func, args) if func in QUESTIONS else NotImplemented
         if result is NotImplemented:
             result = call(func, args, kwargs)
+        # Clipping takes all norms in one kernel, which has scratch of its own.
+        scratch = self._scratch(func, args, kwargs) if self._scratch and phase != "clip" else None
+        held = self._take(scratch.held) if scratch else []
         if phase in _AFTER_BACKWARD:
             self._bear_by_parameter(result, func, args)
         elif isinstance(result, torch.Tensor):
             self._born(result, func)
             self.values.follow(func, result, args)
         elif isinstance(result, tuple | list):
-            for item in result:
+            for item in self._in_order(func, result):
                 if isinstance(item, torch.Tensor):
                     self._born(item, func)
-        sizes = self._scratch(func, args)
-        if sizes:
-            self.transient(sizes, func._schema.name)
+        if scratch:
+            for number in reversed([*held, *self._take(scratch.after)]):
+                self._died(number)
         self._count(func, args, result)
         return result
+
+    def _pass_through(self, func: Any, args: Any, kwargs: Any) -> None:
+        """What an operator takes and gives back that makes no storage of its own."""
+        scratch = self._scratch(func, args, kwargs) if self._scratch else None
+        if scratch:
+            for number in reversed(self._take((*scratch.held, *scratch.after))):
+                self._died(number)
 
     def _count(self, func: Any, args: Any, result: Any) -> None:
         """Note what a call computes."""
