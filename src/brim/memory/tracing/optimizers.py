@@ -42,8 +42,8 @@ def make_optimizer(word: Optimizer, parameters: list[torch.nn.Parameter], target
     """The optimizer that this word means on this target."""
     foreach = target.backend == "cuda"
     makers: dict[str, Callable[[], Stepper]] = {
-        "adamw": lambda: torch.optim.AdamW(parameters, foreach=foreach),
-        "adamw-loop": lambda: torch.optim.AdamW(parameters, foreach=False),
+        "adamw": lambda: _AdamW(parameters, foreach=foreach),
+        "adamw-loop": lambda: _AdamW(parameters, foreach=False),
         "adamw-fused": lambda: _Stateful(parameters, _two_moments),
         "adamw-8bit": lambda: _Stateful(parameters, _two_moments_8bit),
         "paged-adamw-8bit": lambda: _Stateful(parameters, _paged),
@@ -54,6 +54,16 @@ def make_optimizer(word: Optimizer, parameters: list[torch.nn.Parameter], target
     }
     assert set(makers) == set(get_args(Optimizer))
     return makers[word]()
+
+
+class _AdamW(torch.optim.AdamW):
+    """Without its check for the capture of CUDA graphs, which creates a context on the GPU: hundreds of MiB that a trial or a training
+    started by this process could not have.
+    """
+
+    def _accelerator_graph_capture_health_check(self) -> None: ...
+
+    def _cuda_graph_capture_health_check(self) -> None: ...
 
 
 def _adafactor(parameters: list[torch.nn.Parameter]) -> Stepper:

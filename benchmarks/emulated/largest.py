@@ -1,0 +1,110 @@
+"""The largest micro-batch that trains, by trying: one JSON line with a case and the model's config on stdin, one with the answer on stdout.
+
+    python -m brim.emulator --gpu t4 --memory 2GiB -- python benchmarks/emulated/largest.py < case.jsonl
+
+Nothing of brim is imported here. Every size is a fresh process: a fork of this one, which has imported torch and transformers and has not
+touched CUDA. A size trains if three optimizer steps go through without an out-of-memory error and without a retry of the allocator. Sizes
+are bisected, then the two above the answer are tried as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from emulated.training import DTYPES, HALVES, build, make_batch, make_optimizer
+
+# mypy: disable-error-code="no-untyped-call"
+
+_MOST = 256
+_MARGIN, _LEAST_MARGIN = 0.02, 2 << 20
+
+
+def trains(case: dict[str, Any], config: dict[str, Any]) -> bool:
+    """Three steps under the limit: the card without the margin and without what this process holds of it besides tensors."""
+    free, total = torch.cuda.mem_get_info()
+    room = total - max(int(_MARGIN * total), _LEAST_MARGIN) - (total - free)
+    torch.cuda.set_per_process_memory_fraction(room / total)
+    amp = HALVES.get(case["precision"])
+    compute = amp or DTYPES[case["precision"]]
+    model = build(case, config, torch.float32 if amp and case["method"] == "full" else compute, compute)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = make_optimizer(case["optimizer"], trained)
+    scaler = torch.amp.GradScaler("cuda", enabled=case["precision"] == "amp-fp16")
+    options = {} if case["task"] == "classification" else {"use_cache": False}
+    # Rows of one length need no mask, and attention may then take another kernel.
+    for padded in (False, True, False):
+        for _micro_batch in range(case["accumulation"]):
+            batch = {name: tensor.to("cuda") for name, tensor in make_batch({**case, "padded": padded}, config).items()}
+            with torch.autocast("cuda", amp, enabled=amp is not None):
+                loss = model(**batch, **options).loss
+            scaler.scale(loss / case["accumulation"]).backward()
+            del loss, batch
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+    return int(torch.cuda.memory_stats()["num_alloc_retries"]) == 0
+
+
+def tries(case: dict[str, Any], config: dict[str, Any], size: int) -> bool:
+    """Whether this size trains, found out in a fork."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        try:
+            answer = {"trains": trains({**case, "micro_batch": size}, config)}
+        except torch.OutOfMemoryError:
+            answer = {"trains": False}
+        except BaseException as error:
+            answer = {"error": f"{type(error).__name__}: {error}"[:400]}  # type: ignore[dict-item]
+        os.write(writer, json.dumps(answer).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    told = json.loads(text) if text else {"error": "the process died"}
+    if "error" in told:
+        raise RuntimeError(told["error"])
+    return bool(told["trains"])
+
+
+def largest(case: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    low, high = 0, 1
+    while high <= _MOST and tries(case, config, high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tries(case, config, middle):
+            low = middle
+        else:
+            high = middle
+    above = [size for size in (low + 2, low + 3) if tries(case, config, size)]
+    return {"largest": max([low, *above]), "is_monotonic": not above}
+
+
+def main() -> None:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    question = json.loads(sys.stdin.readline())
+    try:
+        answer = largest(question["case"], question["config"])
+    except RuntimeError as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
