@@ -33,6 +33,7 @@ PUBLIC = [
     "DataReport",
     "Diagnosis",
     "Device",
+    "Emulation",
     "Environment",
     "Estimate",
     "Evaluation",
@@ -92,6 +93,7 @@ PUBLIC = [
     "demo",
     "detect",
     "doctor",
+    "emulate",
     "env",
     "estimate",
     "find_executable_batch_size",
@@ -151,7 +153,7 @@ def test_the_arrows_between_the_rooms_hold() -> None:
 def test_every_room_of_the_design_is_there_and_says_what_it_is_for() -> None:
     rooms = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
     assert rooms == {
-        "workload", "machine", "memory", "speed", "planner", "prober", "step", "trainer", "proofs", "stitching", "audit", "pictures",
+        "workload", "machine", "emulator", "memory", "speed", "planner", "prober", "step", "trainer", "proofs", "stitching", "audit", "pictures",
         "locale", "cli", "records",
     }  # fmt: skip
     for room in rooms:

@@ -15,9 +15,9 @@ AGENT = Path(__file__).parents[2] / "src" / "brim" / "emulator"
 PRELUDE = """
 import builtins, glob, io, os, pathlib, shutil, sys, tempfile
 sys.path.insert(0, {agent!r})
-from agent import shadow
+from agent import redirect, shadow
 made = shadow.Shadow({root!r}, ())
-shadow.install(made)
+redirect.install(made)
 """
 
 

@@ -2,7 +2,8 @@
 stops the command after the requested number of optimizer steps.
 
     start.py    reads the session, installs the parts below
-    shadow.py   writes go to a shadow folder
+    shadow.py   where a path lies in the shadow folder
+    redirect.py replaces the functions that write files
     peaks.py    allocator statistics, where the peak was, who owns the memory
     watch.py    optimizer steps, phases, shapes of micro-batches
     longest.py  longest rows first

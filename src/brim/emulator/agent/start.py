@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from . import longest, shadow
+from . import longest, redirect, shadow
 from .watch import Watch
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def start() -> None:
         files = shadow.Shadow(os.path.join(session, "shadow"), (session, *shadow.default_passed()))
     watch = Watch(session, settings, files.written if files is not None else {})
     if files is not None:
-        shadow.install(files)
+        redirect.install(files)
     after_import(_installers(watch, files, settings))
     atexit.register(watch.finish)
 
@@ -38,7 +38,7 @@ def _installers(watch: Watch, files: shadow.Shadow | None, settings: dict[str, A
     def on_torch(torch: Any) -> None:
         watch.on_torch(torch)
         if files is not None:
-            shadow.redirect_torch(torch, files)
+            redirect.redirect_torch(torch, files)
         _watch_call(torch, "save", watch.saving)
         torch.serialization.save = torch.save
         if settings["longest"]:
@@ -46,13 +46,13 @@ def _installers(watch: Watch, files: shadow.Shadow | None, settings: dict[str, A
 
     def on_safetensors(module: Any) -> None:
         if files is not None:
-            shadow.redirect_safetensors(module, files)
+            redirect.redirect_safetensors(module, files)
         if hasattr(module, "serialize_file"):
             _watch_call(module, "serialize_file", watch.saving)
 
     def on_tokenizers(module: Any) -> None:
         if files is not None:
-            shadow.redirect_tokenizers(module, files)
+            redirect.redirect_tokenizers(module, files)
 
     return {
         "torch": on_torch,

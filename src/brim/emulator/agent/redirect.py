@@ -1,0 +1,191 @@
+"""Sends the writes of Python code to the shadow folder: replaces functions of the standard library, torch, safetensors and transformers."""
+
+# ruff: noqa: PTH110, PTH112
+# (pathlib is built on the functions that this module replaces)
+
+from __future__ import annotations
+
+import builtins
+import functools
+import io
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .shadow import Shadow
+
+_WRITING = set("wax+")
+_WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+def install(shadow: Shadow) -> None:
+    """Replace the functions of the standard library that name files."""
+    real = {name: getattr(os, name) for name in ("stat", "lstat", "access", "readlink", "chdir", "utime", "chmod", "truncate")}
+
+    @functools.wraps(shadow.open)
+    def open_file(file: Any, mode: str = "r", *given: Any, **options: Any) -> Any:
+        if isinstance(mode, str) and _WRITING & set(mode):
+            file = shadow.for_writing(file, keep="w" not in mode)
+        else:
+            file = shadow.for_reading(file)
+        return shadow.open(file, mode, *given, **options)
+
+    def open_descriptor(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if dir_fd is None and flags & _WRITE_FLAGS:
+            if flags & os.O_CREAT and flags & os.O_EXCL and shadow.exists(os.fspath(shadow.for_reading(path))):
+                raise FileExistsError(17, "File exists", os.fspath(path))
+            path = shadow.for_writing(path, keep=not (flags & os.O_TRUNC and flags & os.O_CREAT))
+        elif dir_fd is None:
+            path = shadow.for_reading(path)
+        return shadow.os_open(path, flags, mode, dir_fd=dir_fd)
+
+    def read(name: str) -> Any:
+        original = real[name]
+
+        @functools.wraps(original)
+        def call(path: Any, *given: Any, **options: Any) -> Any:
+            if options.get("dir_fd") is None:
+                follow = name not in {"lstat", "readlink"} and options.get("follow_symlinks", True)
+                path = shadow.for_reading(path, follow=follow)
+            return original(path, *given, **options)
+
+        return call
+
+    def changed(name: str) -> Any:
+        """What changes a file without opening it: done to a copy in the shadow."""
+        original = real[name]
+
+        @functools.wraps(original)
+        def call(path: Any, *given: Any, **options: Any) -> Any:
+            absolute = shadow.absolute(path) if options.get("dir_fd") is None else None
+            if absolute is not None and not os.path.isdir(path):
+                if not os.path.exists(path):
+                    raise FileNotFoundError(2, "No such file or directory", os.fspath(path))
+                path = shadow.for_writing(path, keep=True)
+            elif absolute is not None:
+                return None  # times and modes of a folder: nothing reads them back
+            return original(path, *given, **options)
+
+        return call
+
+    def removed(original: Any) -> Any:
+        @functools.wraps(original)
+        def call(path: Any, *, dir_fd: int | None = None) -> None:
+            if dir_fd is not None or shadow.absolute(path) is None:
+                original(path, dir_fd=dir_fd)
+            else:
+                shadow.delete(path)
+
+        return call
+
+    remove_folder = os.rmdir
+
+    def rmdir(path: Any, *, dir_fd: int | None = None) -> None:
+        if dir_fd is not None or shadow.absolute(path) is None:
+            remove_folder(path, dir_fd=dir_fd)
+        elif shadow.names(path):
+            raise OSError(39, "Directory not empty", os.fspath(path))
+        else:
+            shadow.delete(path, folder=True)
+
+    def rmtree(path: Any, ignore_errors: bool = False, *given: Any, **options: Any) -> None:
+        if shadow.absolute(path) is None:
+            shadow.rmtree(path, ignore_errors, *given, **options)
+            return
+        try:
+            shadow.delete(path, folder=True)
+        except OSError:
+            if not ignore_errors and options.get("onerror") is None and options.get("onexc") is None:
+                raise
+
+    def moved(original: Any) -> Any:
+        @functools.wraps(original)
+        def call(src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
+            outside = shadow.absolute(src) is None and shadow.absolute(dst) is None
+            if src_dir_fd is not None or dst_dir_fd is not None or outside:
+                original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+            else:
+                shadow.move(src, dst)
+
+        return call
+
+    def linked(original: Any, *, hard: bool) -> Any:
+        @functools.wraps(original)
+        def call(src: Any, dst: Any, *given: Any, **options: Any) -> None:
+            if options.get("dir_fd") is not None or shadow.absolute(dst) is None:
+                original(src, dst, *given, **options)
+                return
+            if shadow.exists(os.fspath(shadow.for_reading(dst, follow=False))):
+                raise FileExistsError(17, "File exists", os.fspath(dst))
+            place = shadow.for_writing(dst, keep=False)
+            if hard:
+                shutil.copy2(shadow.for_reading(src), place)  # a second name would lead to the original
+            else:
+                original(src, place, *given, **options)
+                shadow.note_link()
+
+        return call
+
+    builtins.open = io.open = open_file
+    os.open = open_descriptor
+    for name in ("stat", "lstat", "access", "readlink", "chdir"):
+        setattr(os, name, read(name))
+    for name in ("utime", "chmod", "truncate"):
+        setattr(os, name, changed(name))
+    os.mkdir, os.listdir, os.scandir = shadow.make_folder, _with_default(shadow.names), _with_default(shadow.entries)
+    os.remove, os.unlink, os.rmdir, shutil.rmtree = removed(os.remove), removed(os.unlink), rmdir, rmtree  # type: ignore[assignment]
+    os.rename, os.replace = moved(os.rename), moved(os.replace)
+    os.link, os.symlink = linked(os.link, hard=True), linked(os.symlink, hard=False)
+
+
+def _with_default(function: Any) -> Any:
+    """os.listdir and os.scandir take the working folder where no path is given."""
+
+    def call(path: Any = None) -> Any:
+        return function("." if path is None else path)
+
+    return call
+
+
+def redirect_torch(torch: Any, shadow: Shadow) -> None:
+    """torch.save writes files by C++."""
+    save = torch.save
+
+    @functools.wraps(save)
+    def redirected(obj: Any, f: Any, *given: Any, **options: Any) -> Any:
+        return save(obj, shadow.for_writing(f, keep=False), *given, **options)
+
+    torch.save = torch.serialization.save = redirected
+
+
+def redirect_safetensors(module: Any, shadow: Shadow) -> None:
+    """Safetensors writes and reads files by Rust; its modules import the two functions by name."""
+    if hasattr(module, "serialize_file") and not hasattr(module.serialize_file, "__wrapped__"):
+        serialize = module.serialize_file
+
+        @functools.wraps(serialize)
+        def serialize_file(tensors: Any, filename: Any, *given: Any, **options: Any) -> Any:
+            return serialize(tensors, shadow.for_writing(filename, keep=False), *given, **options)
+
+        module.serialize_file = serialize_file
+    if isinstance(getattr(module, "safe_open", None), type):
+        opened = module.safe_open
+
+        @functools.wraps(opened, updated=())
+        def safe_open(filename: Any, *given: Any, **options: Any) -> Any:
+            return opened(shadow.for_reading(filename), *given, **options)
+
+        module.safe_open = safe_open
+
+
+def redirect_tokenizers(module: Any, shadow: Shadow) -> None:
+    """Tokenizers writes tokenizer.json by Rust: its folder is translated before."""
+    kind = module.PreTrainedTokenizerBase
+    save = kind.save_pretrained
+
+    @functools.wraps(save)
+    def save_pretrained(self: Any, save_directory: Any, *given: Any, **options: Any) -> Any:
+        return save(self, shadow.folder_for_writing(save_directory), *given, **options)
+
+    kind.save_pretrained = save_pretrained
