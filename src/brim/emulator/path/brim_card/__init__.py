@@ -6,9 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.machinery
 import os
 import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _library: ctypes.CDLL | None = None
 
@@ -27,20 +31,20 @@ def autoload() -> None:
     torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     _library = ctypes.CDLL(path)
     _library.brim_card_values()
-    torch.cuda._lazy_call(_library.brim_card_clean)
+    torch.cuda._lazy_call(_library.brim_card_clean)  # type: ignore[no-untyped-call]
     if os.environ.get("BRIM_CARD_COMPUTE") == "1":
         sys.meta_path.insert(0, _ComputedPackages())
 
 
 class _ComputedPackages:
-    """Finds packages that register operators with kernels for CUDA and the CPU, and wraps the operators after the import."""
+    """Finds modules that register the last kernels of a namespace, and wraps its operators after the import."""
 
-    names = frozenset({"bitsandbytes"})
+    namespaces = {"bitsandbytes.backends.cuda.ops": "bitsandbytes"}  # noqa: RUF012
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        if name not in self.names:
+    def find_spec(self, name: str, path: Sequence[str] | None = None, _target: object = None) -> ModuleSpec | None:
+        if name not in self.namespaces:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(name)
+        spec = PathFinder.find_spec(name, path)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
@@ -48,7 +52,7 @@ class _ComputedPackages:
         def exec_module(module: object) -> None:
             execute(module)  # type: ignore[arg-type]
             if _library is not None:
-                _library.brim_card_values_of(name.encode())
+                _library.brim_card_values_of(self.namespaces[name].encode())
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
