@@ -3,11 +3,14 @@
     python benchmarks/probe_emulated.py [--only 3 --only 7] [-o results.jsonl]
 
 Both look for the largest micro-batch that trains on a card of a few GiB. `brim probe` predicts, tries a few sizes and stops. Brute force
-(`emulated/largest.py`) is plain torch, transformers, peft and bitsandbytes: every size in a process of its own, three optimizer steps,
-bisected. The limit is the same for both: the memory of the card, less the margin of a probe (2 percent, at least 2 MiB), counted with the
-CUDA context, held by `torch.cuda.set_per_process_memory_fraction`. The verdict is the same too: a size trains if no step runs out of
-memory and the allocator never has to give its cache back to go on. The steps of brute force have no mask, a mask, no mask, because
-attention may take another kernel; a probe runs both as well, and mixed lengths, an evaluation and a save.
+(`emulated/largest.py`) is plain torch, transformers, peft and bitsandbytes: every size in a process of its own, three optimizer steps.
+Its answer is the size that trains while the two above it do not; it tries the probe's answer first, then bisects.
+
+The limit is the same for both: the memory of the card, less the margin of a probe (2 percent, at least 2 MiB), counted with the CUDA
+context, held by `torch.cuda.set_per_process_memory_fraction`. The verdict is the same too: a size trains if no step runs out of memory
+and the allocator does not have to give its cache back in step after step (where it had to, two more steps must do without). The steps of
+brute force have no mask, a mask, no mask, because attention may take another kernel; a probe runs both as well, and mixed lengths, an
+evaluation and a save.
 
 Prints a table; exit code 1 if any answer differs. Needs an interpreter with the CUDA build of torch: `--python`, by default
 `.venv-cuda/bin/python` (`make emulator`).
@@ -83,11 +86,11 @@ def probed(asked: Case, runner: list[str], python: str) -> dict[str, Any]:
     return {"largest": found["largest"]["micro_batch"], "trials": len(found["trials"]), "versus": found["versus"]["error"]}
 
 
-def tried(asked: Case, runner: list[str], python: str) -> dict[str, Any]:
+def tried(asked: Case, runner: list[str], python: str, guess: int | None = None) -> dict[str, Any]:
     """The answer of brute force."""
     config = dict(find_model(asked["model"]).config or {})
     plain = {"lora_rank": 8, "lora_targets": [], "max_grad_norm": 1.0, **asked}
-    done = on_card(asked, runner, [python, str(_LARGEST)], json.dumps({"case": plain, "config": config}) + "\n")
+    done = on_card(asked, runner, [python, str(_LARGEST)], json.dumps({"case": plain, "config": config, "guess": guess}) + "\n")
     if done.returncode or not done.stdout.strip():
         return {"error": done.stderr.strip()[-400:]}
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -116,7 +119,8 @@ def main() -> int:
         if options.only and number not in options.only:
             continue
         began = time.monotonic()
-        found, truth = probed(asked, runner, options.python), tried(asked, runner, options.python)
+        found = probed(asked, runner, options.python)
+        truth = tried(asked, runner, options.python, found.get("largest"))
         total += 1
         is_equal = "largest" in found and found.get("largest") == truth.get("largest")
         equal += is_equal

@@ -2,9 +2,10 @@
 
     python -m brim.emulator --gpu t4 --memory 2GiB -- python benchmarks/emulated/largest.py < case.jsonl
 
-Nothing of brim is imported here. Every size is a fresh process: a fork of this one, which has imported torch and transformers and has not
-touched CUDA. A size trains if three optimizer steps go through without an out-of-memory error and without a retry of the allocator. Sizes
-are bisected, then the two above the answer are tried as well.
+Nothing of brim is imported here. Every size is a process of its own: a fork of this one, which has imported the libraries and has no
+context on the card. A size trains if three optimizer steps go through without an out-of-memory error, and the allocator does not have to
+give its cache back in every step to go on: where it had to, two more steps must do without.
+The answer is the size that trains while the two above it do not. Where a guess is given it is tried first; else sizes are bisected.
 """
 
 from __future__ import annotations
@@ -39,8 +40,11 @@ def trains(case: dict[str, Any], config: dict[str, Any]) -> bool:
     optimizer = make_optimizer(case["optimizer"], trained)
     scaler = torch.amp.GradScaler("cuda", enabled=case["precision"] == "amp-fp16")
     options = {} if case["task"] == "classification" else {"use_cache": False}
-    # Rows of one length need no mask, and attention may then take another kernel.
-    for padded in (False, True, False):
+
+    def retries() -> int:
+        return int(torch.cuda.memory_stats()["num_alloc_retries"])
+
+    def step(*, padded: bool) -> None:
         for _micro_batch in range(case["accumulation"]):
             batch = {name: tensor.to("cuda") for name, tensor in make_batch({**case, "padded": padded}, config).items()}
             with torch.autocast("cuda", amp, enabled=amp is not None):
@@ -52,7 +56,16 @@ def trains(case: dict[str, Any], config: dict[str, Any]) -> bool:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
-    return int(torch.cuda.memory_stats()["num_alloc_retries"]) == 0
+
+    # Rows of one length need no mask, and attention may then take another kernel.
+    for padded in (False, True, False):
+        step(padded=padded)
+    before = retries()
+    if not before:
+        return True
+    for padded in (False, True):
+        step(padded=padded)
+    return retries() == before
 
 
 def tries(case: dict[str, Any], config: dict[str, Any], size: int) -> bool:
@@ -61,6 +74,7 @@ def tries(case: dict[str, Any], config: dict[str, Any], size: int) -> bool:
     child = os.fork()
     if child == 0:
         os.close(reader)
+        torch.cuda._is_in_bad_fork = lambda: False  # nothing was allocated on the device before the fork
         try:
             answer = {"trains": trains({**case, "micro_batch": size}, config)}
         except torch.OutOfMemoryError:
@@ -79,7 +93,9 @@ def tries(case: dict[str, Any], config: dict[str, Any], size: int) -> bool:
     return bool(told["trains"])
 
 
-def largest(case: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+def largest(case: dict[str, Any], config: dict[str, Any], guess: int | None) -> dict[str, Any]:
+    if guess is not None and tries(case, config, guess) and not any(tries(case, config, guess + more) for more in (1, 2)):
+        return {"largest": guess, "is_monotonic": True}
     low, high = 0, 1
     while high <= _MOST and tries(case, config, high):
         low, high = high, 2 * high
@@ -89,18 +105,19 @@ def largest(case: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
             low = middle
         else:
             high = middle
-    above = [size for size in (low + 2, low + 3) if tries(case, config, size)]
+    above = [low + 2] if tries(case, config, low + 2) else []
     return {"largest": max([low, *above]), "is_monotonic": not above}
 
 
 def main() -> None:
+    import peft  # noqa: F401  (imported once, and found by every fork)
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     question = json.loads(sys.stdin.readline())
     try:
-        answer = largest(question["case"], question["config"])
+        answer = largest(question["case"], question["config"], question.get("guess"))
     except RuntimeError as error:
         answer = {"error": str(error)}
     print(json.dumps(answer), flush=True)

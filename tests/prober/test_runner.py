@@ -135,10 +135,16 @@ def test_a_device_that_is_recorded_stands_for_one_that_is_not_here(server: ForkS
 
 
 def test_an_allocator_that_gives_memory_back_to_go_on_is_thrashing(server: ForkServer) -> None:
-    trial = on_a_gpu(Toy(), server, {"allocator_retries": 2}, {"allocator_retries": 2}, {"allocator_retries": 5}).run(exam(2))
+    counts = (2, 2, 4, 5)
+    trial = on_a_gpu(Toy(), server, *({"allocator_retries": count} for count in counts)).run(exam(2))
     assert (trial.verdict, trial.allocator_retries) == ("thrashing", 3)
     assert "3 times" in trial.message
     assert trial.step_seconds is not None
+
+
+def test_memory_that_smaller_steps_left_in_the_cache_may_be_given_back_once(server: ForkServer) -> None:
+    trial = on_a_gpu(Toy(), server, *({"allocator_retries": count} for count in (2, 2, 5))).run(exam(2))
+    assert (trial.verdict, trial.allocator_retries) == ("ok", 3)
 
 
 def test_memory_in_the_swap_is_thrashing(server: ForkServer) -> None:

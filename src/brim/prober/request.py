@@ -48,6 +48,10 @@ HEADROOM: Final = {"cpu": 0.02, "cuda": 0.0}
 """What a process takes beyond the prediction, as a rule: on the CPU the heap around the tensors."""
 
 
+SLACK: Final = {"cpu": 0.0, "cuda": 0.15}
+"""Above the limit as reckoned, and tried all the same: CUDA's allocator reserves less when memory is short than when it is not."""
+
+
 @dataclass(frozen=True)
 class ProbeRequest:
     """What to probe."""
@@ -137,6 +141,7 @@ class ProbeRequest:
             start=min(self.start, self.most) if self.start is not None else None,
             predicted=prediction.bytes_of if prediction is not None else None,
             headroom=HEADROOM["cpu" if self.is_cpu else "cuda"],
+            slack=SLACK["cpu" if self.is_cpu else "cuda"],
         )
 
     def exam(self, size: int) -> Exam:

@@ -163,7 +163,7 @@ class Runner:
 
     def _thrashing(self, told: Told, size: int, computing: float) -> str:
         """A size that runs by giving memory back and forth does not fit: it only takes longer to say so."""
-        if told.retries:
+        if told.late_retries:
             return _("The allocator had to give cached memory back {count} times to go on.").format(count=told.retries)
         if told.swapped_bytes > _LEAST_SWAPPED:
             return _("{size:.0f} MiB of the process went into the host's swap.").format(size=told.swapped_bytes / MIB)

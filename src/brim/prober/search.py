@@ -39,6 +39,8 @@ class Aim:
     """Bytes of a size; None: no prediction."""
     headroom: float = 0.0
     """What a process is known to take beyond the prediction, as a share."""
+    slack: float = 0.0
+    """Share of the limit by which a size may be above it as reckoned, and run all the same: a caching allocator gives back when it must."""
 
 
 def next_size(aim: Aim, trials: Sequence[Trial]) -> int | None:
@@ -115,7 +117,7 @@ def _larger(aim: Aim, trials: Sequence[Trial], low: int, high: int) -> int | Non
     if aim.limit_bytes is None or low not in measured:
         return min(high - 1, 2 * low) if high == aim.most + 1 else _between(low, high)
     line, uncertainty = _line(aim, trials, low)
-    if line(low + 1) - uncertainty(low + 1) > aim.limit_bytes:
+    if line(low + 1) - uncertainty(low + 1) > (1 + aim.slack) * aim.limit_bytes:
         return None
     failed = [trial.micro_batch for trial in trials if trial.verdict != "ok" and trial.micro_batch > low]
     wrong = sum(line(size) <= aim.limit_bytes for size in failed)

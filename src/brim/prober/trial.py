@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from brim.errors import UnsupportedError, UsageError
 from brim.machine import child
-from brim.machine.device import CpuDevice, Device, TorchDevice
+from brim.machine.device import CpuDevice, Device, Reading, TorchDevice
 from brim.machine.sharing import others_on
 from brim.prober.shapes import Shape
 from brim.workload.words import Phase
@@ -81,6 +81,8 @@ class Told:
     """False where the peak of the process lies before the exam: what was touched then stands for what was taken, and is more."""
     gradient_bytes: int = 0
     retries: int = 0
+    late_retries: int = 0
+    """Retries of the allocator that went on when steps of the full size were repeated."""
     swapped_bytes: int = 0
     refusal: tuple[str, str] | None = None
     """A mistake of the user's, in words, and what to do about it."""
@@ -144,7 +146,7 @@ class Meter:
             data = peak - self._data if is_exact else min(resident, self._room())
             told["is_exact"] = is_exact
             return {**told, "allocated_bytes": data, "reserved_bytes": data, "device_bytes": data, "resident_bytes": resident}
-        beyond, peak = beyond_allocator(self._device, self._others), reading.peak_reserved_bytes
+        beyond, peak = beyond_allocator(self._device, reading, self._others), reading.peak_reserved_bytes
         return {
             **told,
             "allocated_bytes": reading.peak_allocated_bytes,
@@ -154,9 +156,9 @@ class Meter:
         }
 
 
-def beyond_allocator(device: Device, others_bytes: int) -> int:
+def beyond_allocator(device: Device, reading: Reading, others_bytes: int) -> int:
     """What this process holds of the device beyond the allocator's segments: the context, workspaces of libraries."""
-    reading, others = device.read(), others_on(device)
+    others = others_on(device)
     held_by_others = others.used_bytes if others.is_exact else others_bytes
     return max(0, reading.total_bytes - reading.free_bytes - reading.reserved_bytes - held_by_others)
 
@@ -170,8 +172,9 @@ def limited(device: Device, name: str, exam: Exam) -> Iterator[None]:
     import torch
 
     before = torch.cuda.get_per_process_memory_fraction(name)
-    room = exam.budget_bytes - beyond_allocator(device, exam.others_bytes)
-    torch.cuda.set_per_process_memory_fraction(max(0.0, min(1.0, room / device.read().total_bytes)), name)
+    reading = device.read()
+    room = exam.budget_bytes - beyond_allocator(device, reading, exam.others_bytes)
+    torch.cuda.set_per_process_memory_fraction(max(0.0, min(1.0, room / reading.total_bytes)), name)
     try:
         yield
     finally:
@@ -247,6 +250,7 @@ class _Examiner:
         self._waited = 0.0
         self._one_sequence_bytes = 0
         self._gradient_bytes = 0
+        self._late_retries = 0
 
     def told(self, **more: Any) -> Told:
         return Told(
@@ -256,6 +260,7 @@ class _Examiner:
             wait_seconds=self._waited,
             one_sequence_bytes=self._one_sequence_bytes,
             gradient_bytes=self._gradient_bytes,
+            late_retries=self._late_retries,
             **self._meter.read(),
             **more,
         )
@@ -277,6 +282,13 @@ class _Examiner:
             self._computing.append(computing)
             self._updating.append(updating)
             notes.steps += 1
+        retries = self._meter.read()["retries"]
+        if retries:
+            # What smaller steps had left in the cache is given back once. Only what goes on is thrashing.
+            for padded in exam.masks:
+                full = replace(exam.longest, padded=padded)
+                self._step(trainee, [one, full] if exam.accumulates else [full])
+            self._late_retries = self._meter.read()["retries"] - retries
         if exam.mixed:
             self._step(trainee, exam.mixed)
         if exam.evaluation is not None:
