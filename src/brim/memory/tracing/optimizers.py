@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
     from brim.memory.setup import Target
 
-# bitsandbytes/optim/optimizer.py: state is quantised in blocks, and tensors below this size keep a 32-bit state.
+# bitsandbytes/optim/optimizer.py: state is quantised in blocks, and tensors below the first size keep a 32-bit state, and
+# those below the second are not paged.
 _BNB_BLOCK = 256
 _BNB_SMALLEST = 4096
+_BNB_SMALLEST_PAGED = 100_000
 
 
 class Stepper(Protocol):
@@ -128,12 +130,15 @@ def _two_moments(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
 def _two_moments_8bit(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
     if parameter.numel() < _BNB_SMALLEST:
         return {name: torch.zeros_like(parameter, dtype=torch.float32) for name in ("state1", "state2")}
-    blocks = -(-parameter.numel() // _BNB_BLOCK)
     state = {name: torch.zeros_like(parameter, dtype=torch.uint8) for name in ("state1", "state2")}
-    return state | {name: parameter.new_zeros(blocks, dtype=torch.float32) for name in ("absmax1", "absmax2")}
+    return state | _scales(parameter)
+
+
+def _scales(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    blocks = -(-parameter.numel() // _BNB_BLOCK)
+    return {name: parameter.new_zeros(blocks, dtype=torch.float32) for name in ("absmax1", "absmax2")}
 
 
 def _paged(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Paged state lives in unified memory and can leave the device: only the scales of the blocks stay."""
-    state = _two_moments_8bit(parameter)
-    return {name: tensor for name, tensor in state.items() if name.startswith("absmax")}
+    """Paged state lives in unified memory and can leave the device: small states stay, and the scales of the blocks of large ones."""
+    return _two_moments_8bit(parameter) if parameter.numel() < _BNB_SMALLEST_PAGED else _scales(parameter)

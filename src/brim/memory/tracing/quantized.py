@@ -45,6 +45,7 @@ class QuantizedLinear(nn.Linear):
 
     scales: torch.Tensor
     offset: torch.Tensor
+    row_scales: torch.Tensor
     keeps_input = False
     """4 bits: whether the graph's node holds the layer's input, as old releases of bitsandbytes did (their backward never reads it)."""
 
@@ -66,8 +67,10 @@ class QuantizedLinear(nn.Linear):
             result: torch.Tensor = product.apply(x, self.bias, self)  # type: ignore[no-untyped-call]
             return result
         self._cast_bias(self.compute_dtype)
-        result = _FourBit.apply(x.to(self.compute_dtype), self.bias, self)  # type: ignore[no-untyped-call]
-        return result.to(x.dtype)
+        dtype = x.dtype
+        x = x.to(self.compute_dtype)  # alive until the result is there
+        result = _FourBit.apply(x, self.bias, self)  # type: ignore[no-untyped-call]
+        return result.to(dtype)
 
     def written_out(self, like: torch.Tensor) -> torch.Tensor:
         """The whole weight, in the dtype of `like`."""
@@ -101,8 +104,13 @@ class _FourBit(torch.autograd.Function):
         ctx.layer = layer
         ctx.input = x if layer.keeps_input else None
         scales = torch.empty_like(layer.scales, dtype=torch.float32)
-        scales = scales + layer.offset
-        return F.linear(x, layer.written_out(x), bias)
+        shifted = scales + layer.offset
+        weight = layer.written_out(x)
+        result = F.linear(x, weight, bias)
+        del shifted
+        del scales
+        del weight
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
@@ -135,7 +143,7 @@ class _EightBit(torch.autograd.Function):
 
 
 class _EightBitCuda(_EightBit):
-    """`MatMul8bitLt`: rows of the input are quantised after its outliers were looked for (some, few, are assumed)."""
+    """`MatMul8bitLt`: rows of the input are quantised after its outliers were looked for (none are assumed: they are a few columns)."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, bias: Any, layer: QuantizedLinear) -> torch.Tensor:
@@ -146,10 +154,21 @@ class _EightBitCuda(_EightBit):
         note("int8_mm", quantised, 2 * rows.numel() * layer.out_features, (quantised, layer.weight, product))
         out = torch.empty_like(product, dtype=torch.float16)
         result = out.to(x.dtype)
-        del product, out
-        result = result.clone()  # `output.addmm(outliers of the input, their weights)`
+        del out
+        del product
         del quantised, row_scales
         return result.reshape(*x.shape[:-1], layer.out_features)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        grad_bias = grad.sum(0) if ctx.needs_input_grad[1] else None
+        grad = grad.reshape(-1, grad.shape[-1]).contiguous()
+        if not ctx.needs_input_grad[0]:
+            return None, grad_bias, None
+        weight = ctx.layer.written_out(ctx.x)
+        scaled = ctx.layer.row_scales * (1.0 / 127.0)
+        del scaled
+        return torch.matmul(grad.to(ctx.x.dtype), weight).view(ctx.x.shape), grad_bias, None
 
 
 def _quantised_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -64,6 +64,7 @@ class Traced:
 def trace_step(setup: Setup, target: Target, *, whole: bool = True) -> Traced:
     """Build the model on no memory and run two steps of it; if not `whole`, only to the end of the first backward."""
     model = build_model(setup, backend=target.backend)
+    _keep_all_layers(model)
     batch = make_batch(setup)
 
     def prepare(tracer: Tracer) -> None:
@@ -81,6 +82,13 @@ def trace_step(setup: Setup, target: Target, *, whole: bool = True) -> Traced:
     stage = Stage(model, target, setup.precision, scalar=True)
     traced = stage.run(setup, lambda: model(**batch).loss, prepare=prepare, evaluate=evaluate, whole=whole)
     return replace(traced, notes=tuple(_notes(setup, model)))
+
+
+def _keep_all_layers(model: nn.Module) -> None:
+    """LayerDrop (BART's family) leaves out layers at random: a step that has them all holds the most."""
+    for module in model.modules():
+        if isinstance(getattr(module, "layerdrop", None), float):
+            module.layerdrop = 0.0  # type: ignore[assignment]
 
 
 def with_work(traced: Traced, shape: tuple[int, int], inserted: tuple[tuple[int, int], ...] = (), trains: float = 1.0) -> Traced:
