@@ -88,6 +88,17 @@ def physical_index(index: int) -> int | None:
     return shown[index].index if index < len(shown) else None
 
 
+def alone(index: int) -> dict[str, str]:
+    """The environment of a process that sees only the card that CUDA shows here as this number; empty where there is no other.
+
+    By its UUID: CUDA may number cards in another order than NVML.
+    """
+    shown = visible(cards(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if len(shown) < 2 or index >= len(shown) or not shown[index].uuid:
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": shown[index].uuid}
+
+
 def telemetry(index: int) -> Telemetry:
     """How the card of this physical number does now."""
     nvml = _library()

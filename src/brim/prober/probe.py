@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from brim.errors import BrimError, OutOfMemoryError, RunError
 from brim.locale import _, sentences
+from brim.machine import nvml
+from brim.machine.budget import ForkServer
 from brim.prober import results
 from brim.prober.prediction import Prediction
 from brim.prober.request import TRIAL_SECONDS, ProbeRequest, read_request
@@ -106,15 +108,20 @@ class Prober:
             return known
         from brim.prober.runner import Runner
 
+        is_here, device = request.must_run_here(), request.device
+        alone = nvml.alone(int(device.partition(":")[2] or 0)) if device.startswith("cuda") and not is_here else {}
+        # Libraries compute on the first GPU that they see, whatever tensors they are given.
+        server = {"server": ForkServer(environment=alone)} if alone else {}
         with Runner(
             subject=request.subject(),
-            device=request.device,
+            device="cuda:0" if alone else device,
             promise=request.promise,
             memory_bytes=request.budget_bytes if request.is_cpu else None,
             preload=request.modules(),
             watch=self.watch,
-            is_here=request.must_run_here(),
+            is_here=is_here,
             loaded_bytes=request.loaded_bytes(),
+            **server,
         ) as runner:
             self._check_weights(runner.loaded_bytes)
             runner.warm()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from brim import locale
 from brim.errors import BrimError, ChildError, OutOfMemoryError
 from brim.locale import _
+from brim.machine import nvml
 from brim.machine.budget import MALLOC_ENVIRONMENT
 from brim.machine.child import PARENT_VARIABLE, kill_group
 from brim.machine.host import oom_kills
@@ -49,6 +50,9 @@ def launch(folder: Path, *, module: str = "brim.trainer.worker", device: str = "
     quiet = QUIET_ON_CPU if device == "cpu" else {}
     environment = {**quiet, **os.environ, **MALLOC_ENVIRONMENT, OUTCOME_VARIABLE: str(writer), "BRIM_LANG": locale.language()}
     environment[PARENT_VARIABLE] = str(os.getpid())
+    if device.startswith("cuda"):
+        # The Trainer would spread one process over all GPUs that it sees.
+        environment |= nvml.alone(int(device.partition(":")[2] or 0))
     program = f"{_QUIET_END}sys.path.insert(0, {source!r})\nfrom {module} import main\nmain(sys.argv[1:])"
     with _handing_on() as relay:
         try:

@@ -1,0 +1,326 @@
+"""Steps on emulated cards: out of memory is a real `torch.OutOfMemoryError` of the caching allocator, in every phase of a step."""
+
+from __future__ import annotations
+
+import pytest
+from tests.emulated.conftest import RunOnCard
+
+PARTS = """
+import json, os, subprocess, sys
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+import brim
+from brim import Budget
+
+VOCABULARY = 4096
+
+
+def llama():
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, pad_token_id=0, use_cache=False,
+    ))
+
+
+def rows(count, longest=128):
+    lengths = torch.linspace(8, longest, count).int().tolist()
+    return [{"input_ids": list(range(1, length + 1)), "labels": list(range(1, length + 1))} for length in lengths]
+
+
+def pad(some):
+    width = max(len(row["input_ids"]) for row in some)
+    def padded(key, value):
+        return torch.tensor([row[key] + [value] * (width - len(row[key])) for row in some])
+    mask = torch.tensor([[1] * len(row["input_ids"]) + [0] * (width - len(row["input_ids"])) for row in some])
+    return {"input_ids": padded("input_ids", 0), "labels": padded("labels", -100), "attention_mask": mask}
+
+
+def ids(entries):
+    return [sorted(entry.sequence_ids) for entry in entries]
+
+
+class Hungry(torch.autograd.Function):
+    "Takes so many MiB a row in forward or in backward."
+
+    @staticmethod
+    def forward(context, loss, rows, in_forward, in_backward):
+        context.size = rows * in_backward
+        torch.empty(rows * in_forward << 20, dtype=torch.uint8, device=loss.device)
+        return loss.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        torch.empty(context.size << 20, dtype=torch.uint8, device=gradient.device)
+        return gradient, None, None, None
+
+
+def hungry(in_forward, in_backward):
+    def loss(model, batch):
+        return Hungry.apply(model(**batch).loss, len(batch["input_ids"]), in_forward, in_backward)
+    return loss
+
+
+def run(model, data, **options):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    settings = {"effective_batch": 16, "budget": Budget.sequences(16), "collate": pad, **options}
+    return [step.run() for step in brim.steps(data, model, optimizer, **settings)]
+"""
+
+
+@pytest.mark.parametrize(("gpu", "dtype"), [("t4", "float16"), ("rtx-3080", "bfloat16")])
+def test_a_step_survives_out_of_memory_in_forward_and_in_backward(on_card: RunOnCard, gpu: str, dtype: str) -> None:
+    done = on_card(
+        PARTS
+        + f"""
+data = rows(32)
+found = {{}}
+for name, loss, scaler in [
+    ("roomy", hungry(0, 0), None), ("forward", hungry(60, 0), None), ("backward", hungry(0, 60), None),
+    ("scaled", hungry(60, 60), torch.amp.GradScaler("cuda")),
+]:
+    def half(model, batch, loss=loss):
+        with torch.autocast("cuda", dtype=torch.{dtype}, enabled=name == "scaled"):
+            return loss(model, batch)
+    model = llama().cuda()
+    entries = run(model, data, loss=half, scaler=scaler)
+    found[name] = {{"ids": ids(entries), "phases": sorted({{split.phase for entry in entries for split in entry.splits}})}}
+    del model
+    torch.cuda.empty_cache()
+result = found
+""",
+        gpu,
+        memory="1GiB",
+    )
+    found = done.result
+    assert {name: each["phases"] for name, each in found.items() if name != "scaled"} == {
+        "roomy": [],
+        "forward": ["forward"],
+        "backward": ["backward"],
+    }
+    assert set(found["scaled"]["phases"]) <= {"forward", "backward"}
+    assert found["scaled"]["phases"]
+    assert all(each["ids"] == found["roomy"]["ids"] for each in found.values())
+
+
+def test_memory_that_another_process_takes_is_named(on_card: RunOnCard) -> None:
+    """In the middle of a run somebody else fills the card: sequences that have fitted are not to blame."""
+    done = on_card(
+        PARTS
+        + """
+TAKE = '''
+import sys, torch
+free, _total = torch.cuda.mem_get_info()
+held = torch.empty(int(sys.argv[1]) << 20, dtype=torch.uint8, device="cuda")
+print("held", flush=True)
+sys.stdin.read()
+'''
+model = llama().cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+taker, message, hint, before = None, "", "", 0
+try:
+    for step in brim.steps(rows(48), model, optimizer, effective_batch=16, budget=Budget.sequences(16), collate=pad, loss=hungry(20, 0)):
+        step.run()
+        before += 1
+        if taker is None:
+            torch.cuda.empty_cache()
+            free = torch.cuda.mem_get_info()[0] >> 20
+            # Room for its context, and a few MiB less than one sequence needs.
+            command = [sys.executable, "-c", TAKE, str(free - 256 - 15)]
+            taker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            assert taker.stdout.readline().strip() == "held"
+except brim.OutOfMemoryError as error:
+    message, hint = error.message, error.hint
+taker.stdin.close()
+taker.wait()
+result = {"message": message, "hint": hint, "pid": taker.pid, "before": before}
+""",
+        memory="1GiB",
+    )
+    found = done.result
+    assert found["before"] == 1
+    assert f"(pid {found['pid']})" in found["message"]
+    assert "Other processes hold" in found["message"]
+    assert "Free the memory that other processes hold" in found["hint"]
+    assert "horten" not in found["hint"]
+
+
+def test_out_of_memory_in_the_optimizer_ends_the_run_and_saves_nothing(on_card: RunOnCard) -> None:
+    done = on_card(
+        PARTS
+        + """
+class Greedy(torch.optim.SGD):
+    def step(self, closure=None):
+        if all(parameter.grad is not None and parameter.grad.any() is not None for parameter in self.param_groups[0]["params"]) and armed:
+            torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
+        return super().step(closure)
+
+armed = []
+model = llama().cuda()
+loop = brim.steps(rows(32), model, Greedy(model.parameters(), lr=0.1), effective_batch=16, budget=Budget.sequences(16), collate=pad)
+message = again = ""
+try:
+    for step in loop:
+        step.run()
+        armed.append(1)
+except brim.OutOfMemoryError as error:
+    message = error.message
+try:
+    loop.state()
+except brim.RunError as error:
+    again = error.message
+result = {"message": message, "again": again}
+""",
+        memory="1GiB",
+    )
+    assert "half changed" in done.result["message"]
+    assert "half changed" in done.result["again"]
+
+
+@pytest.mark.parametrize(("gpu", "half"), [("t4", "fp16"), ("rtx-4090", "bf16")])
+def test_a_trainer_with_brim_attached_trains_through_out_of_memory(on_card: RunOnCard, gpu: str, half: str) -> None:
+    done = on_card(
+        PARTS
+        + f"""
+class Hungrier(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss = super().compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        return Hungry.apply(loss, len(inputs["input_ids"]), 40, 20) if model.training else loss
+
+
+arguments = TrainingArguments(
+    output_dir="out", per_device_train_batch_size=16, gradient_accumulation_steps=2, max_steps=3, report_to="none", {half}=True,
+    logging_steps=1, save_steps=2, eval_strategy="steps", eval_steps=3, per_device_eval_batch_size=8, disable_tqdm=True,
+)
+trainer = Hungrier(model=llama(), args=arguments, train_dataset=rows(96), eval_dataset=rows(16), data_collator=pad)
+brim.attach(trainer)
+trainer.train()
+ledger = [json.loads(line) for line in open("out/ledger.jsonl")]
+steps = [line for line in ledger if line["kind"] == "step"]
+again = Trainer(model=llama(), args=arguments, train_dataset=rows(96), eval_dataset=rows(16), data_collator=pad)
+arguments.max_steps = 4
+brim.attach(again)
+again.train(resume_from_checkpoint=True)
+result = {{"sequences": [len(step["sequence_ids"]) for step in steps], "splits": sum(len(step["splits"]) for step in steps),
+           "evaluated": any("eval_loss" in entry for entry in trainer.state.log_history), "resumed": again.state.global_step,
+           "device": str(trainer.args.device)}}
+""",
+        gpu,
+        memory="1GiB",
+    )
+    assert done.result["sequences"] == [32, 32, 32]
+    assert done.result["splits"] > 0
+    assert done.result["evaluated"]
+    assert done.result["resumed"] == 4
+    assert done.result["device"] == "cuda:0"
+
+
+def test_sft_trainer_with_lora_and_brim_attached(on_card: RunOnCard) -> None:
+    done = on_card(
+        PARTS
+        + """
+from pathlib import Path
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import SFTConfig, SFTTrainer
+from brim.workload.embedded import data_file, write_model
+
+folder = write_model(Path("tiny"))
+texts = [json.loads(line)["response"] for line in data_file().read_text().splitlines()[:48]]
+trainer = SFTTrainer(
+    model=AutoModelForCausalLM.from_pretrained(folder),
+    args=SFTConfig(output_dir="out", per_device_train_batch_size=4, gradient_accumulation_steps=4, max_steps=2, report_to="none",
+                   max_length=128, fp16=True, bf16=False, save_strategy="no", logging_steps=1),
+    train_dataset=Dataset.from_list([{"text": text} for text in texts]), processing_class=AutoTokenizer.from_pretrained(folder),
+    peft_config=LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
+)
+brim.attach(trainer, budget=Budget.sequences(3))
+trainer.train()
+steps = [json.loads(line) for line in open("out/ledger.jsonl")]
+result = [len(line["sequence_ids"]) for line in steps if line["kind"] == "step"]
+"""
+    )
+    assert done.result == [16, 16]
+
+
+def test_the_names_of_the_original_scripts_work_on_a_card(on_card: RunOnCard) -> None:
+    done = on_card(
+        PARTS
+        + """
+from brim import BatchSizeOptimizer, GradientAccumulator, find_executable_batch_size
+
+model = llama().cuda()
+data = [{"input_ids": torch.arange(1, 129), "labels": torch.arange(1, 129)} for _ in range(600)]
+finder = BatchSizeOptimizer(model, "cuda", say=lambda _text: None)
+best = finder.find_optimal_batch_size(data, max_batch_size=512)
+fraction_after = torch.cuda.get_per_process_memory_fraction(0)
+
+
+def trains(size):
+    model, optimizer = llama().cuda(), None
+    try:
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(3):
+            batch = {name: torch.stack([row[name] for row in data[:size]]).cuda() for name in data[0]}
+            model(**batch).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return True
+    except torch.OutOfMemoryError:
+        return False
+    finally:
+        del model, optimizer
+        torch.cuda.empty_cache()
+
+
+seen = []
+
+@find_executable_batch_size(starting_batch_size=512)
+def train(batch_size):
+    model = llama().cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        batch = {name: torch.stack([row[name] for row in data[:batch_size]]).cuda() for name in data[0]}
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    seen.append(batch_size)
+    return batch_size
+
+
+executable = train()
+optimizer = torch.optim.AdamW(model.parameters())
+accumulator = GradientAccumulator(model, optimizer, accumulation_steps=2)
+stepped = [bool(accumulator.step(model(**{name: value[None].cuda() for name, value in data[0].items()}).loss)) for _ in range(3)]
+accumulator.finalize()
+result = {"best": best, "fits": trains(best), "next": trains(best + max(2, best // 10)), "executable": executable, "stepped": stepped,
+          "device": str(next(model.parameters()).device), "fraction": fraction_after}
+""",
+        memory="1GiB",
+    )
+    found = done.result
+    assert (found["fits"], found["next"]) == (True, False)
+    assert 1 <= found["executable"] <= 512
+    assert found["device"] == "cuda:0"
+    assert found["fraction"] == 1.0
+
+
+def test_a_live_module_on_the_card_is_probed_in_place(on_card: RunOnCard) -> None:
+    done = on_card(
+        PARTS
+        + """
+model = llama().cuda()
+before = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
+found = brim.probe(model, seq_len=128, objective="largest")
+result = {"largest": found.largest.micro_batch, "same": before == {name: each.data_ptr() for name, each in model.state_dict().items()},
+          "fraction": torch.cuda.get_per_process_memory_fraction(0), "limit": found.limit_bytes,
+          "peaks": [trial.peak_device_bytes for trial in found.trials if trial.verdict == "ok"], "margin": found.margin_bytes}
+""",
+        memory="1GiB",
+    )
+    found = done.result
+    assert found["largest"] > 4
+    assert found["same"]
+    assert found["fraction"] == 1.0
+    assert found["limit"] == 1 << 30, "what the process holds already counts as its own"
+    assert all(peak <= found["limit"] - found["margin"] for peak in found["peaks"])
