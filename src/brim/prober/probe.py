@@ -111,7 +111,7 @@ class Prober:
         is_here, device = request.must_run_here(), request.device
         alone = nvml.alone(int(device.partition(":")[2] or 0)) if device.startswith("cuda") and not is_here else {}
         # Libraries compute on the first GPU that they see, whatever tensors they are given.
-        server = {"server": ForkServer(environment=alone)} if alone else {}
+        server: dict[str, Any] = {"server": ForkServer(environment=alone)} if alone else {}
         with Runner(
             subject=request.subject(),
             device="cuda:0" if alone else device,
