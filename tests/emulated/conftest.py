@@ -19,7 +19,11 @@ import pytest
 
 from brim.emulator.build import compiled, torch_build
 from brim.errors import BrimError
+from brim.machine.host import cache_folder
 
+_COMPILED = (
+    cache_folder() / "emulator"
+)  # of the machine: every test has a cache folder of its own, and compiling takes half a minute
 _RESULT = "BRIM_TEST_RESULT"
 # Each rank of a snippet writes its result to a file of its own; the ranks of `torchrun` set RANK.
 _WRITE = f"""
@@ -46,6 +50,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if mine and _missing():
         for item in mine:
             item.add_marker(pytest.mark.skip(reason=f"no emulated card: {_missing()}"))
+
+
+@pytest.fixture(autouse=True)
+def _compiled_once(_own_surroundings: None) -> None:
+    (Path(os.environ["BRIM_CACHE"]) / "emulator").symlink_to(_COMPILED, target_is_directory=True)
 
 
 @dataclass(frozen=True)
