@@ -1,6 +1,7 @@
 """The suite that runs on the CUDA build of torch with emulated cards: `.venv-cuda/bin/python -m pytest tests/emulated`.
 
 `on_card` runs a snippet of Python on a card, in a child process with this interpreter. What the snippet assigns to `result` comes back.
+BRIM_EMULATED_PYTHON names another interpreter for the children: `test_card.py` and `test_nccl.py` run on any CUDA build of torch.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from brim.machine.host import cache_folder
 _COMPILED = (
     cache_folder() / "emulator"
 )  # of the machine: every test has a cache folder of its own, and compiling takes half a minute
+PYTHON = os.environ.get("BRIM_EMULATED_PYTHON", sys.executable)
+"""The interpreter of the children: this one, or one with another build of torch."""
 _RESULT = "BRIM_TEST_RESULT"
 # Each rank of a snippet writes its result to a file of its own; the ranks of `torchrun` set RANK.
 _WRITE = f"""
@@ -38,7 +41,7 @@ with open(_os.environ["{_RESULT}"] + "." + _os.environ.get("RANK", "0"), "w") as
 def _missing() -> str:
     """Why there is no emulated card here; empty where there is one."""
     try:
-        compiled(torch_build(sys.executable))
+        compiled(torch_build(PYTHON))
     except BrimError as error:
         return error.message
     return ""
@@ -111,7 +114,7 @@ def on_card(tmp_path: Path) -> RunOnCard:
         if nproc > 1 or count:
             card += ["--count", str(count or nproc)]
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)] if nproc > 1 else []
-        command = [sys.executable, "-m", "brim.emulator", *card, "--", sys.executable, *launcher, str(script), *args]
+        command = [sys.executable, "-m", "brim.emulator", *card, "--", PYTHON, *launcher, str(script), *args]
         done = subprocess.run(
             command,
             capture_output=True,

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
-from tests.emulated.conftest import RunOnCard
+import os
+import subprocess
+import sys
+from pathlib import Path
 
-from brim.emulator.build import torch_build
+import pytest
+from tests.emulated.conftest import PYTHON, RunOnCard
+
+from brim.emulator.build import NATIVE, compiled, torch_build
 from brim.emulator.card import check_capability, emulated_card
 from brim.errors import UnsupportedError, UsageError
 from brim.machine.capability import multiprocessor
@@ -55,7 +60,7 @@ def test_a_card_of_which_only_the_memory_is_known() -> None:
 
 
 def test_cards_that_cannot_be_emulated_are_refused() -> None:
-    torch = torch_build()
+    torch = torch_build(PYTHON)
     with pytest.raises(UnsupportedError, match="no kernels for NVIDIA Tesla P100.*it supports .*8\\.0"):
         check_capability(emulated_card("p100"), torch)
     with pytest.raises(UnsupportedError, match="not an NVIDIA GPU"):
@@ -89,7 +94,8 @@ def test_occupancy_follows_the_published_formula(on_card: RunOnCard) -> None:
 
 
 def test_triton_kernels_load_and_launch_and_report_their_resources(on_card: RunOnCard) -> None:
-    pytest.importorskip("triton")
+    if not (torch_build(PYTHON).site_packages / "triton").exists():
+        pytest.skip("triton is not installed")
     seen = on_card(
         """
         import re, subprocess, tempfile, torch, triton, triton.backends.nvidia
@@ -114,3 +120,284 @@ def test_triton_kernels_load_and_launch_and_report_their_resources(on_card: RunO
         "rtx-3090",
     ).result
     assert seen[0] == seen[1] > 8
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen"),
+    [("1,0", [1, 0]), ("2", [2]), ("", []), ("0,5,1", [0]), ("1,1", []), ("GPU-3333,0", [2, 0]), ("-1", [])],
+)
+def test_cuda_visible_devices_is_honoured(on_card: RunOnCard, visible: str, seen: list[int]) -> None:
+    """Through the runtime and NVML without torch, which counts by itself."""
+    done = on_card(
+        """
+        import ctypes
+        card = ctypes.CDLL("libcuda.so.1")
+        count = ctypes.c_int(-1)
+        error = card.cudaGetDeviceCount(ctypes.byref(count))
+        buses = []
+        for device in range(count.value):
+            text = ctypes.create_string_buffer(32)
+            card.cudaDeviceGetPCIBusId(text, 32, device)
+            buses.append(int(text.value.decode().split(":")[1], 16) - 1)
+        physical = ctypes.c_uint()
+        card.nvmlDeviceGetCount_v2(ctypes.byref(physical))
+        result = [error, buses, physical.value]
+        """,
+        count=3,
+        env={"CUDA_VISIBLE_DEVICES": visible},
+    )
+    assert done.result == [0 if seen else 100, seen, 3]
+
+
+def test_torch_on_reordered_and_hidden_cards(on_card: RunOnCard) -> None:
+    code = """
+        import torch
+        result = [torch.cuda.is_available(), torch.cuda.device_count(), torch.ones(3, device="cuda:1").device.index if torch.cuda.device_count() > 1 else None]
+        """
+    assert on_card(code, count=2, env={"CUDA_VISIBLE_DEVICES": "1,0"}).result == [True, 2, 1]
+    assert on_card(code, count=2, env={"CUDA_VISIBLE_DEVICES": ""}).result == [False, 0, None]
+
+
+def test_memory_of_every_kind(on_card: RunOnCard) -> None:
+    seen = on_card(
+        """
+        import ctypes, torch
+        card, pointer = ctypes.CDLL(None), ctypes.c_void_p()
+
+        class Attributes(ctypes.Structure):
+            _fields_ = [("type", ctypes.c_int), ("device", ctypes.c_int), ("on_device", ctypes.c_void_p), ("on_host", ctypes.c_void_p), ("rest", ctypes.c_long * 8)]
+
+        def kind(address):
+            found = Attributes()
+            card.cudaPointerGetAttributes(ctypes.byref(found), ctypes.c_void_p(address))
+            return found.type
+
+        result = {}
+        tensor = torch.ones(100, device="cuda")
+        pinned = torch.ones(100).pin_memory()
+        result["kinds"] = [kind(tensor.data_ptr()), kind(pinned.data_ptr()), kind(torch.ones(100).data_ptr())]
+        result["pinned"] = [pinned.is_pinned(), torch.ones(3).is_pinned(), pinned.cuda(non_blocking=True).sum().item()]
+        before = torch.cuda.mem_get_info()[0]
+        card.cudaMallocManaged(ctypes.byref(pointer), ctypes.c_size_t(64 << 20), 1)
+        result["managed"] = [kind(pointer.value), before - torch.cuda.mem_get_info()[0], card.cudaFree(pointer)]
+        result["double free"] = card.cudaFree(pointer)
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        torch.ones(1000, device="cuda").sum()
+        end.record()
+        result["milliseconds"] = start.elapsed_time(end)
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            side = torch.arange(5, device="cuda")
+        torch.cuda.current_stream().wait_stream(stream)
+        result["stream"] = side.tolist()
+        """
+    ).result
+    assert seen["kinds"] == [2, 1, 0]
+    assert seen["pinned"] == [True, False, 100.0]
+    assert seen["managed"] == [3, 0, 0]
+    assert seen["double free"] == 1
+    assert 0 <= seen["milliseconds"] < 60_000
+    assert seen["stream"] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("setting", ["expandable_segments:True", "backend:cudaMallocAsync"])
+def test_other_allocators_keep_to_the_capacity(on_card: RunOnCard, setting: str) -> None:
+    seen = on_card(
+        """
+        import torch
+        blocks = []
+        try:
+            while len(blocks) < 100:
+                blocks.append(torch.empty(32 << 20, dtype=torch.uint8, device="cuda"))
+        except torch.OutOfMemoryError:
+            pass
+        full = len(blocks)
+        del blocks[::2]
+        torch.cuda.empty_cache()
+        after = torch.cuda.mem_get_info()[0]
+        big = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+        result = [full, after >> 20]
+        """,
+        memory="1GiB",
+        env={"PYTORCH_CUDA_ALLOC_CONF": setting},
+    ).result
+    assert seen == [24, 384]
+
+
+def test_what_the_card_cannot_do_is_refused_clearly(on_card: RunOnCard) -> None:
+    done = on_card(
+        """
+        import torch
+
+        def message(run):
+            try:
+                run()
+            except Exception as error:
+                return str(error)
+
+        def capture():
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                torch.ones(3, device="cuda")
+
+        matrix = torch.eye(8, device="cuda")
+        result = [message(capture), message(lambda: torch.linalg.svd(matrix)), message(lambda: torch.fft.fft(matrix)), message(lambda: matrix.untyped_storage()._share_cuda_())]
+        """
+    )
+    graph, svd, fft, share = done.result
+    assert "operation not supported" in graph
+    assert "CUDA graphs" in done.stderr
+    assert "cusolver" in svd
+    assert "cuSOLVER" in done.stderr
+    assert "cuFFT" in fft
+    assert "not supported" in share
+
+
+def test_torchscript_fuses_kernels_at_run_time(on_card: RunOnCard) -> None:
+    """DeBERTa does: nvrtc compiles the fused kernel in the second call."""
+    assert on_card(
+        """
+        import torch
+
+        @torch.jit.script
+        def bucket(x, y: int):
+            return torch.where(x.abs() < y, x, torch.ceil(torch.log(x.abs() / y) * y) + 1).to(torch.long)
+
+        x = torch.arange(64, device="cuda")[None] - torch.arange(64, device="cuda")[:, None]
+        for _ in range(4):
+            found = bucket(x.float(), 8)
+        result = list(found.shape)
+        """
+    ).result == [64, 64]
+
+
+def test_processes_share_the_card_and_give_memory_back_when_killed(on_card: RunOnCard) -> None:
+    seen = on_card(
+        """
+        import os, signal, subprocess, sys, time, torch
+        hold = "import torch, time; x = torch.empty(512 << 20, dtype=torch.uint8, device='cuda'); print('ready', flush=True); time.sleep(600)"
+        torch.cuda.init()
+        free = [torch.cuda.mem_get_info()[0] >> 20]
+        child = subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True)
+        child.stdout.readline()
+        free.append(torch.cuda.mem_get_info()[0] >> 20)
+        import pynvml
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        holders = {p.pid: p.usedGpuMemory >> 20 for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+        try:
+            torch.empty(1200 << 20, dtype=torch.uint8, device="cuda")
+            message = ""
+        except torch.OutOfMemoryError as error:
+            message = str(error)
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+        free.append(torch.cuda.mem_get_info()[0] >> 20)
+        result = [free, holders == {os.getpid(): 256, child.pid: 768}, str(child.pid) in message]
+        """,
+        memory="2GiB",
+    ).result
+    assert seen == [[1792, 1024, 1792], True, True]
+
+
+def test_fork_and_spawn(on_card: RunOnCard) -> None:
+    done = on_card(
+        """
+        import torch
+        from torch import multiprocessing
+        from torch.utils.data import DataLoader
+
+        def use(queue):
+            try:
+                queue.put(torch.arange(3, device="cuda").tolist())
+            except RuntimeError as error:
+                queue.put(str(error))
+
+        if __name__ == "__main__":
+            torch.zeros(4, device="cuda")
+            result = []
+            for method in ("fork", "spawn"):
+                context = multiprocessing.get_context(method)
+                queue = context.SimpleQueue()
+                process = context.Process(target=use, args=(queue,))
+                process.start()
+                result.append(queue.get())
+                process.join()
+            loader = DataLoader(torch.arange(32), batch_size=8, num_workers=2, pin_memory=True)
+            result.append([batch.cuda(non_blocking=True).sum().item() for batch in loader])
+        """
+    )
+    forked, spawned, batches = done.result
+    assert "Cannot re-initialize CUDA in forked subprocess" in forked
+    assert spawned == [0, 1, 2]
+    assert batches == [28, 92, 156, 220]
+
+
+def test_nothing_is_left_behind_after_kill(tmp_path: Path) -> None:
+    """Neither files in shared memory nor processes, when the command and its children are killed at once."""
+    code = "import subprocess, sys, time, torch; torch.zeros(9, device='cuda'); print('ready', flush=True); time.sleep(600)"
+    before = set(Path("/dev/shm").iterdir())
+    command = [sys.executable, "-m", "brim.emulator", "--", PYTHON, "-c", code]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, 9)
+    process.wait()
+    assert [path for path in Path("/dev/shm").iterdir() if path not in before and "brim" in path.name] == []
+
+
+def test_the_environment_ends_with_the_command(on_card: RunOnCard) -> None:
+    assert on_card("import os\nresult = sorted(name for name in os.environ if name.startswith('BRIM_CARD'))").result
+    assert not [name for name in os.environ if name.startswith("BRIM_CARD")]
+
+
+def test_sources_compile_without_a_cuda_toolkit(tmp_path: Path) -> None:
+    """The compiler opens no header outside of torch, the system and our own sources."""
+    torch = torch_build(PYTHON)
+    headers = torch.folder / "include"
+    include = [f"-I{path}" for path in (NATIVE / "include", headers, headers / "torch/csrc/api/include")]
+    compilers = [(["cc", "-std=gnu11"], path) for path in NATIVE.glob("*.c")] + [
+        (["c++", "-std=c++20", *include], path) for path in NATIVE.glob("*.cpp")
+    ]
+    for compiler, source in compilers:
+        done = subprocess.run(
+            [*compiler, "-w", "-M", str(source)], capture_output=True, text=True, env={"PATH": os.environ["PATH"]}, check=True
+        )
+        opened = [Path(word) for word in done.stdout.replace("\\\n", " ").split()[1:]]
+        allowed = (str(NATIVE), str(torch.folder), "/usr/include", "/usr/lib", "/usr/local/include")
+        assert [path for path in opened if not str(path).startswith(allowed) or "cuda/include" in str(path)] == []
+
+
+def fake_python(folder: Path, answer: str) -> Path:
+    path = folder / "python3"
+    path.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_interpreters_without_a_cuda_build_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="has no PyTorch"):
+        torch_build(fake_python(tmp_path, '{"torch": null, "glibc": "glibc 2.36"}'))
+    cpu = f'{{"torch": {{"folder": "{tmp_path}", "version": "2.13.0+cpu", "cuda": null, "git": null}}, "glibc": "glibc 2.36"}}'
+    with pytest.raises(UnsupportedError, match="CPU build of PyTorch") as caught:
+        torch_build(fake_python(tmp_path, cpu))
+    assert "torch===" in (caught.value.hint or "")
+    with pytest.raises(UnsupportedError, match="musl"):
+        torch_build(fake_python(tmp_path, '{"torch": null, "glibc": null}'))
+    with pytest.raises(UnsupportedError, match="not a working Python"):
+        torch_build(tmp_path / "nothing")
+
+
+def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brim.emulator.build.sys.platform", "darwin")
+    with pytest.raises(UnsupportedError, match="Linux"):
+        torch_build()
+
+
+def test_without_a_compiler_the_message_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRIM_CACHE", str(tmp_path))
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(UnsupportedError, match="no-such-compiler"):
+        compiled(torch_build(PYTHON), progress=lambda _text: None)
+    assert [path.name for path in (tmp_path / "emulator").iterdir()] == [".lock"]

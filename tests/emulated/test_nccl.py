@@ -36,7 +36,7 @@ def same(found, expected):
 
 result = {}
 for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8):
-    for n in (1, 1000, 300_000):
+    for n in (7, 300_000) if dtype in (torch.float32, torch.bfloat16) else (1000,):
         parts = [numbers(n, dtype, r) for r in range(size)]
         exact = torch.stack([part.double() for part in parts])
         for op, expected in ((dist.ReduceOp.SUM, exact.sum(0)), (dist.ReduceOp.MAX, exact.amax(0)), (dist.ReduceOp.MIN, exact.amin(0)), (dist.ReduceOp.PRODUCT, exact.prod(0))):
@@ -107,7 +107,7 @@ def test_grouped_sends_and_receives_do_not_deadlock(on_card: RunOnCard) -> None:
     done = on_card(
         snippet("""
 n = 400_000
-sent = [torch.full((n,), float(10 * rank + peer), device="cuda") for peer in range(size)]
+sent = [torch.full((n,), float(10 * rank + peer)).cuda() for peer in range(size)]
 received = [torch.empty(n, device="cuda") for _ in range(size)]
 work = [dist.P2POp(dist.isend, sent[p], p) for p in range(size) if p != rank] + [dist.P2POp(dist.irecv, received[p], p) for p in range(size) if p != rank]
 for request in dist.batch_isend_irecv(work):

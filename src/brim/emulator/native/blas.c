@@ -1,4 +1,7 @@
-/* cuBLAS and cuBLASLt: handles, and one algorithm that needs no workspace. Functions that compute are generated (build.py): they do nothing. */
+/* cuBLAS and cuBLASLt: handles, and one algorithm that needs no workspace. Functions that compute are generated (build.py): they do nothing.
+ * The other mathematics libraries are refused where a program first opens them: torch raises the library's own "not initialized". */
+#include "cuda_api.h"
+#include <stdio.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +13,7 @@ static int make(void **handle) { *handle = calloc(1, 64); OK; }
 
 int cublasCreate_v2(void **h) { return make(h); }
 int cublasDestroy_v2(void *h) { free(h); OK; }
-int cublasGetVersion_v2(void *h, int *version) { (void)h; *version = 130101; OK; }
+int cublasGetVersion_v2(void *h, int *version) { (void)h; *version = CUDA_MAJOR * 10000 + 800; OK; }
 int cublasGetMathMode(void *h, int *mode) { (void)h; *mode = 0; OK; }
 int cublasGetPointerMode_v2(void *h, int *mode) { (void)h; *mode = 0; OK; }
 int cublasGetStream_v2(void *h, void **stream) { (void)h; *stream = NULL; OK; }
@@ -19,7 +22,7 @@ const char *cublasGetStatusString(int status) { return status ? "CUBLAS_STATUS_N
 const char *cublasGetStatusName(int status) { return cublasGetStatusString(status); }
 int cublasLtCreate(void **h) { return make(h); }
 int cublasLtDestroy(void *h) { free(h); OK; }
-size_t cublasLtGetVersion(void) { return 130101; }
+size_t cublasLtGetVersion(void) { return CUDA_MAJOR * 10000 + 800; }
 const char *cublasLtGetStatusString(int status) { return cublasGetStatusString(status); }
 int cublasLtMatmulDescCreate(void **d, int compute, int scale) { (void)compute; (void)scale; return make(d); }
 int cublasLtMatmulDescDestroy(void *d) { free(d); OK; }
@@ -35,3 +38,13 @@ int cublasLtMatmulAlgoGetHeuristic(void *h, void *op, void *a, void *b, void *c,
     if (wanted > 0) memset(results, 0, sizeof *results);
     OK;
 }
+
+static int refuse(const char *library, int *told, int status) {
+    if (!(*told)++) fprintf(stderr, "brim: the emulated card has no %s; this operator cannot run on it\n", library);
+    return status;
+}
+static int solver_told, sparse_told, fft_told, dnn_told;
+int cusolverDnCreate(void **h) { *h = NULL; return refuse("cuSOLVER (decompositions, inverse, eigenvalues)", &solver_told, 1); }
+int cusparseCreate(void **h) { *h = NULL; return refuse("cuSPARSE", &sparse_told, 1); }
+int cufftCreate(int *plan) { *plan = 0; return refuse("cuFFT", &fft_told, 5); }
+int cudnnCreate(void **h) { *h = NULL; return refuse("cuDNN", &dnn_told, 1001); }
