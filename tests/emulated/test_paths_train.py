@@ -112,7 +112,7 @@ except brim.UnsupportedError as error:
 
 
 def test_one_process_uses_the_card_it_was_given(on_card: RunOnCard) -> None:
-    """A Trainer that sees two cards would spread over both. Another process holds most of the first."""
+    """A Trainer that sees two cards would spread over both. Most of the first is taken."""
     done = on_card(
         TINY
         + """
@@ -133,7 +133,6 @@ result = {"first": first, "second": second, "held": held.numel()}
     )
     found = done.result
     assert "does not fit" in found["first"]
-    assert "Other processes hold" not in found["first"] or "pid" in found["first"]
     assert (found["second"]["finished"], found["second"]["device"], found["second"]["probed"]) == (True, "cuda:1", True)
 
 

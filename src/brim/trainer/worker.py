@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brim.errors import BrimError, OutOfMemoryError, RunError, UsageError
+from brim.errors import BrimError, OutOfMemoryError, RunError, UsageError, out_of_memory_family
 from brim.locale import _, activate
 from brim.machine import child
 from brim.records import Measurement, RunCard
@@ -53,7 +53,8 @@ class Ended:
         if isinstance(error, BrimError):
             kind = next(kind for kind in type(error).__mro__ if kind.__module__ == "brim.errors")
             return cls(error=kind.__name__, message=error.message, hint=error.hint, **facts)
-        return cls(error="RunError", message=f"{type(error).__name__}: {error}", **facts)
+        kind = "RunError" if out_of_memory_family(error) is None else "OutOfMemoryError"
+        return cls(error=kind, message=f"{type(error).__name__}: {error}", **facts)
 
 
 def work(folder: Path, world: World) -> Ended:
