@@ -286,7 +286,11 @@ def _wanted(torch: TorchBuild) -> list[str]:
             names |= {name for name in _dynamic_symbols(library, defined=True) if not name.startswith("__")}
     header = torch.folder / "include/c10/cuda/driver_api.h"  # the driver's functions are looked up by name, not imported
     if header.exists():
-        names |= set(re.findall(r"_\(((?:cu|nvml)[A-Z]\w+)", header.read_text(encoding="utf-8")))
+        for macro, listed in re.findall(r"#define (\w+)\(_\)((?:.*\\\n)*.*\n)", header.read_text(encoding="utf-8")):
+            if not macro.endswith(
+                "OPTIONAL"
+            ):  # torch copes with a driver that lacks these, and may not with one that refuses them
+                names |= set(re.findall(r"_\(((?:cu|nvml)[A-Z]\w+)", listed))
     return sorted(name for name in names if _STUBBED.match(name) or _NEEDED.match(name))
 
 
