@@ -44,19 +44,22 @@ def measure(case: dict[str, Any], config: dict[str, Any], *, history: str | None
     accumulation = case["accumulation"]
     options = {} if case["task"] == "classification" else {"use_cache": False}
     resting = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
     steps = []
+
+    def run_micro_batch(micro: int) -> None:
+        mark(f"forward {step} {micro}", history)
+        batch = {name: tensor.to("cuda") for name, tensor in make_batch(case, config).items()}
+        with torch.autocast("cuda", amp, enabled=amp is not None):
+            loss = model(**batch, **options).loss
+        if accumulation > 1:
+            loss = loss / accumulation
+        mark(f"backward {step} {micro}", history)
+        scaler.scale(loss).backward()
+
     for step in range(_STEPS):
         torch.cuda.reset_peak_memory_stats()
         for micro in range(accumulation):
-            mark(f"forward {step} {micro}", history)
-            batch = {name: tensor.to("cuda") for name, tensor in make_batch(case, config).items()}
-            with torch.autocast("cuda", amp, enabled=amp is not None):
-                loss = model(**batch, **options).loss
-            if accumulation > 1:
-                loss = loss / accumulation
-            mark(f"backward {step} {micro}", history)
-            scaler.scale(loss).backward()
+            run_micro_batch(micro)
         mark(f"clip {step}", history)
         if case["max_grad_norm"] is not None:
             scaler.unscale_(optimizer)
@@ -182,12 +185,11 @@ def load_quantized(case: dict[str, Any], config: dict[str, Any], compute: torch.
 
 def write_zeros(path: Path, skeleton: Any, dtype: torch.dtype) -> None:
     """A safetensors file that is a header and a hole."""
-    tied = set(getattr(skeleton, "all_tied_weights_keys", None) or ())
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, tensor in skeleton.state_dict().items():
-        if name in tied:
-            continue
+    kept = skeleton.state_dict()
+    tensors = [*skeleton.named_parameters(), *(pair for pair in skeleton.named_buffers() if pair[0] in kept)]
+    for name, tensor in tensors:  # a tied weight once
         size = tensor.numel() * dtype.itemsize
         header[name] = {"dtype": _SAFETENSORS[dtype], "shape": list(tensor.shape), "data_offsets": [end, end + size]}
         end += size

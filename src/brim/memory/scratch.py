@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from brim.machine.capability import multiprocessor
+from brim.memory.stream import LOADED_COPY, LOADED_WEIGHT, parameter_operator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,6 +63,11 @@ def resolve(trace: Trace, card: Card) -> Trace:
         numbers = [birth.size for birth in births[number : number + count]]
         if rule == "foreach_norm":
             numbers.append(_norms_beside(trace, births[number]))
+        if rule == "warmup":
+            numbers = [
+                _bytes_of(births, LOADED_COPY) or _bytes_of(births, parameter_operator(False, 4)),
+                _bytes_of(births, LOADED_WEIGHT),
+            ]
         sizes = compute(numbers, [int(fact) for fact in facts.split(",") if fact], card)
         for at, size in enumerate(sizes, start=number):
             births[at] = replace(births[at], size=size, operator=rule)
@@ -74,6 +80,10 @@ def resolve(trace: Trace, card: Card) -> Trace:
         (event, place) for event, place in zip(trace.events, trace.event_places, strict=True) if max(event, ~event) not in dropped
     ]
     return replace(trace, births=births, events=[event for event, _ in kept], event_places=[place for _, place in kept])
+
+
+def _bytes_of(births: Sequence[Birth], operator: str) -> int:
+    return sum(birth.size for birth in births if birth.operator == operator)
 
 
 def _norms_beside(trace: Trace, birth: Birth) -> int:
@@ -220,10 +230,17 @@ def _foreach_norm(numbers: Sequence[int], _facts: Sequence[int], _card: Card) ->
 _FOREACH_CHUNK = 1 << 16
 
 
+def _warmup(numbers: Sequence[int], facts: Sequence[int], _card: Card) -> tuple[int, ...]:
+    """All that a quantised base will need, taken and given back before it is loaded; the fact is how many times smaller weights become."""
+    copies, weights = numbers
+    return (copies + weights // facts[0],)
+
+
 _RULES: dict[str, tuple[int, Callable[[Sequence[int], Sequence[int], Card], tuple[int, ...]]]] = {
     "reduction": (2, _reduction),
     "embedding": (1, _embedding),
     "foreach_norm": (1, _foreach_norm),
+    "warmup": (1, _warmup),
     "flash_forward": (3, _flash_forward),
     "efficient_backward": (3, _efficient_backward),
 }

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 _TRAINS, _FROZEN = "build:trains", "build:frozen"
 
 
+LOADED_COPY, LOADED_WEIGHT = "load:copy", "load:weight"
+"""Operators of what a quantised base's loading holds for a while: tensors that stay as they are, and weights before they are quantised."""
+
+
 def parameter_operator(trains: bool, item_bytes: int) -> str:
     """The operator of a parameter's birth: whether it trains, and the bytes of an element, which sharding must know."""
     return f"{_TRAINS if trains else _FROZEN}:{item_bytes}"

@@ -60,7 +60,20 @@ def shard(trace: Trace, parallel: Parallel) -> tuple[Trace, list[int]]:
     """The trace of one rank, and for each of its births the birth of `trace` that it comes from, or -1 for one that is new."""
     if parallel.sharding == "none":
         return replace(trace), list(range(len(trace.births)))
-    return _engine(trace, parallel).run()
+    return _engine(_as_loaded(trace), parallel).run()
+
+
+def _as_loaded(trace: Trace) -> Trace:
+    """Without what lives only while the model is loaded: engines cut parameters, however they came."""
+    passing = {
+        ~event
+        for event, place in zip(trace.events, trace.event_places, strict=True)
+        if event < 0 and trace.places[place].phase == "build"
+    }
+    if not passing:
+        return trace
+    kept = [pair for pair in zip(trace.events, trace.event_places, strict=True) if max(pair[0], ~pair[0]) not in passing]
+    return replace(trace, events=[event for event, _ in kept], event_places=[place for _, place in kept])
 
 
 def _engine(trace: Trace, parallel: Parallel) -> Engine:

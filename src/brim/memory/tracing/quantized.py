@@ -234,6 +234,11 @@ def _adapted(self: Any, x: torch.Tensor) -> torch.Tensor:
     return result
 
 
+def has_quantized(model: nn.Module) -> bool:
+    """Whether some layer is quantised."""
+    return any(isinstance(module, QuantizedLinear) for module in model.modules())
+
+
 def true_numel(model: nn.Module) -> int:
     """How many parameters the model has, packed ones counted as what they stand for."""
     quantised = [module for module in model.modules() if isinstance(module, QuantizedLinear)]

@@ -97,15 +97,26 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if number is not None:
                 self.trace.births[number].kind = kind
 
-    def adopt_model(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
-        """Count parameters and buffers of a model, each in its layer."""
+    def adopt_model(self, model: nn.Module, blocks: Sequence[nn.Module], load: Callable[..., None] | None = None) -> None:
+        """Count parameters and buffers of a model, each in its layer; `load` brings the parameters in another order."""
         layers = {id(tensor): index for index, block in enumerate(blocks) for tensor in (*block.parameters(), *block.buffers())}
-        for kind, tensors in (("parameters", model.parameters()), ("buffers", model.buffers())):
-            for tensor in tensors:
-                self.go("build", 0, layers.get(id(tensor)))
-                self.adopt([tensor], kind)
-                if kind == "parameters" and (number := self._number(tensor)) is not None:
-                    self.trace.births[number].operator = parameter_operator(tensor.requires_grad, tensor.itemsize)
+
+        def go(tensor: torch.Tensor) -> None:
+            self.go("build", 0, layers.get(id(tensor)))
+
+        def adopt(tensor: torch.Tensor) -> None:
+            self.adopt([tensor], "parameters")
+            if (number := self._number(tensor)) is not None:
+                self.trace.births[number].operator = parameter_operator(tensor.requires_grad, tensor.itemsize)
+
+        if load is not None:
+            load(self, model, go, adopt)
+        for tensor in model.parameters():
+            go(tensor)
+            adopt(tensor)
+        for buffer in model.buffers():
+            go(buffer)
+            self.adopt([buffer], "buffers")
         self.go("build", 0, None)
 
     def transient(self, sizes: Iterable[int], operator: str) -> None:
