@@ -429,8 +429,13 @@ extern "C" size_t brim_card_values_of(const char* space) {
 // At `import torch`.
 extern "C" size_t brim_card_values() { return brim_card_values_of("aten"); }
 
-// Once CUDA is initialised.
-extern "C" void brim_card_clean() { c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(clean); }
+// Once CUDA is initialised. The cudaMallocAsync backend has no trackers, and needs none: each of its blocks comes fresh from the card.
+extern "C" void brim_card_clean() {
+  try {
+    c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(clean);
+  } catch (const c10::Error&) {
+  }
+}
 
 // Operators whose float results were not computed, one on each line: name, tab, reason. Returns the bytes of the whole answer.
 extern "C" size_t brim_card_uncomputed(char* buffer, size_t room) {
