@@ -53,8 +53,8 @@ class Ended:
         if isinstance(error, BrimError):
             kind = next(kind for kind in type(error).__mro__ if kind.__module__ == "brim.errors")
             return cls(error=kind.__name__, message=error.message, hint=error.hint, **facts)
-        kind = "RunError" if out_of_memory_family(error) is None else "OutOfMemoryError"
-        return cls(error=kind, message=f"{type(error).__name__}: {error}", **facts)
+        name = "RunError" if out_of_memory_family(error) is None else "OutOfMemoryError"
+        return cls(error=name, message=f"{type(error).__name__}: {error}", **facts)
 
 
 def work(folder: Path, world: World) -> Ended:
