@@ -402,8 +402,9 @@ void install(const c10::OperatorName& name) {
 }
 
 // New blocks read as zeros, as if each came fresh from the card: no result is what another tensor left behind.
-void clean(const c10::CachingDeviceAllocator::TraceEntry& entry) {
-  if (entry.action_ != c10::CachingDeviceAllocator::TraceEntry::ALLOC) return;
+template <typename Entry>  // torch has moved it between namespaces
+void clean(const Entry& entry) {
+  if (entry.action_ != Entry::ALLOC) return;
   char* start = reinterpret_cast<char*>(entry.addr_);
   size_t page = 4096, head = (page - entry.addr_ % page) % page;
   size_t rewritten = computing() ? 32 << 20 : 4 * page;  // computed results touch their pages anyway
@@ -432,7 +433,7 @@ extern "C" size_t brim_card_values() { return brim_card_values_of("aten"); }
 // Once CUDA is initialised. The cudaMallocAsync backend has no trackers, and needs none: each of its blocks comes fresh from the card.
 extern "C" void brim_card_clean() {
   try {
-    c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(clean);
+    c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker([](const auto& entry) { clean(entry); });
   } catch (const c10::Error&) {
   }
 }
