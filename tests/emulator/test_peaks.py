@@ -45,9 +45,13 @@ def test_an_owner_is_the_innermost_line_outside_torch_with_the_users_own_line() 
         frame("/env/lib/python3.11/contextlib.py"),
         frame("/home/me/train.py", 31, "main"),
     ]
-    assert owner_of(frames, "") == ("/env/site-packages/transformers/models/llama.py:164", "forward", "/home/me/train.py:31")
+    assert owner_of(frames, "", ("/env/site-packages/torch",)) == (
+        "/env/site-packages/transformers/models/llama.py:164",
+        "forward",
+        "/home/me/train.py:31",
+    )
 
 
 def test_a_block_without_a_python_frame_belongs_to_the_last_backward() -> None:
-    assert owner_of([], "/home/me/train.py:32") == ("/home/me/train.py:32", "backward", "")
-    assert owner_of([], "") == ("", "", "")
+    assert owner_of([], "/home/me/train.py:32", ()) == ("/home/me/train.py:32", "backward", "")
+    assert owner_of([], "", ()) == ("", "", "")

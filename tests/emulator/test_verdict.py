@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from brim.emulator.run import verdict_of_processes
+from brim.emulator.run import masked, verdict_of_processes
 from brim.pictures.emulation_words import hint_of, verdict_of
 from brim.record import Record
 from brim.records.emulations import DevicePeak, Emulation, OutOfMemory
 
 
 def process(**changes: Any) -> dict[str, Any]:
-    return {"uses_cuda": True, "steps": 3, "failures": [], "error": None, **changes}
+    return {"uses_cuda": True, "steps": 3, "failures": [], "error": None, "stopped": False, **changes}
 
 
 OOM = {"type": "OutOfMemoryError", "message": "CUDA out of memory. Tried to allocate 2 GiB."}
@@ -29,6 +29,9 @@ OOM = {"type": "OutOfMemoryError", "message": "CUDA out of memory. Tried to allo
         ([process(failures=[{"step": 4}])], 1, "out-of-memory"),
         ([process(failures=[{"step": 2}])], 1, "failed"),
         ([process(failures=[{"step": 2}], error={"type": "KeyError", "message": "'a'"})], 1, "failed"),
+        ([process(failures=[{"step": 4}])], 0, "out-of-memory"),
+        ([process(failures=[{"step": 2}], stopped=True)], 0, "fits"),
+        ([process(stopped=True)], 1, "fits"),
         ([process(), process(failures=[{"step": 4}], error=OOM)], 1, "out-of-memory"),
         ([process(steps=0)], 0, "no-steps"),
         ([process(uses_cuda=False)], 0, "no-cuda"),
@@ -63,7 +66,7 @@ FAILURE = OutOfMemory(rank=0, device=0, step=2, phase="backward", asked_bytes=2 
         ({"verdict": "out-of-memory", "out_of_memory": (FAILURE,)},
          "does not fit: out of memory in step 2, backward: 2.00 GiB requested, 512 MiB free (train.py:31)"),
         ({"verdict": "no-cuda"}, "unknown: the command did not use CUDA"),
-        ({"verdict": "failed", "exit_code": 3}, "failed with exit code 3: no Python exception was seen"),
+        ({"verdict": "failed", "exit_code": 3}, "failed with exit code 3: see its output above"),
     ],
 )  # fmt: skip
 def test_the_verdict_names_what_was_seen_and_what_was_not(changes: dict[str, Any], text: str) -> None:
@@ -73,6 +76,39 @@ def test_the_verdict_names_what_was_seen_and_what_was_not(changes: dict[str, Any
 def test_an_offline_failure_says_what_to_download() -> None:
     failed = replace(EMULATION, verdict="failed", exit_code=1, error="OfflineModeIsEnabled: Cannot reach the Hub")
     assert "hf download" in hint_of(failed)
+
+
+def test_an_error_is_shown_as_one_line_without_control_characters() -> None:
+    failed = replace(EMULATION, verdict="failed", exit_code=1, error="ValueError: bad \x1b[31mred\nsecond line")
+    assert verdict_of(failed) == "failed with exit code 1: ValueError: bad ?[31mred"
+
+
+def test_secrets_of_the_command_line_are_not_recorded() -> None:
+    words = [
+        "python",
+        "train.py",
+        "--hub_token",
+        "hf_abc",
+        "--wandb-api-key=xyz",
+        "--tokenizer",
+        "gpt2",
+        "--password",
+        "--lr",
+        "1",
+    ]
+    expected = (
+        "python",
+        "train.py",
+        "--hub_token",
+        "***",
+        "--wandb-api-key=***",
+        "--tokenizer",
+        "gpt2",
+        "--password",
+        "--lr",
+        "1",
+    )
+    assert masked(words) == expected
 
 
 def test_the_record_survives_a_round_trip() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from brim.cli._output import Column, bar, grid, table
 from brim.locale import _
 from brim.machine.catalogue import find_gpu
-from brim.pictures.emulation_words import hint_of, moment_of, reason_of, shapes_of, short_path, verdict_of
+from brim.pictures.emulation_words import hint_of, moment_of, printable, reason_of, shapes_of, short_path, verdict_of
 from brim.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ def _facts(found: Emulation) -> list[tuple[str, str]]:
             (_("Steps"), _("{steps} optimizer steps in {seconds:.0f} s").format(steps=found.steps, seconds=found.seconds))
         )
     if found.cards:
-        rows.append((_("Holds it"), _cards(found)))
+        rows.append((_("Fits on"), _cards(found)))
     if found.written:
-        text = _("{count} files went to a temporary folder and are gone").format(count=len(found.written))
+        text = _("{count} files went to a temporary folder and were discarded").format(count=len(found.written))
         rows.append((_("Writes"), text))
     if found.uncomputed:
         rows.append((_("Not computed"), ", ".join(found.uncomputed[:12]) + (" ..." if len(found.uncomputed) > 12 else "")))
@@ -97,7 +97,7 @@ def _row(found: Emulation, device: DevicePeak) -> tuple[str, ...]:
 def _owners(device: DevicePeak) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for owner in device.owners[:_OWNERS]:
-        line = f"{short_path(owner.where)} {owner.function}" if owner.where else _("no Python line")
+        line = f"{short_path(owner.where)} {printable(owner.function)}" if owner.where else _("no Python line")
         rows.append((format_bytes(owner.bytes), line, short_path(owner.caller)))
     rest = device.peak_allocated_bytes - sum(owner.bytes for owner in device.owners[:_OWNERS])
     if rest > 0:

@@ -18,15 +18,14 @@ from brim.locale import N_, _
         "Run a CUDA training command, unchanged, on an emulated card: does it fit, and where is its peak?\n\nWrite the command after two "
         "dashes: brim emulate --gpu t4 -- python train.py. It runs with its own CUDA build of torch, so kernels are chosen, memory is "
         "allocated and out-of-memory errors are raised as on that card. Values are not computed: losses mean nothing. The command is "
-        "stopped after 3 optimizer steps, and what it writes goes to a temporary folder. Exit code 1: it does not fit, or it failed."
+        "stopped after 3 optimizer steps, and what it writes goes to a temporary folder. Exit code 1: it does not fit, it "
+        "failed, or it did not use CUDA."
     )
 )
 @click.argument("words", metavar="-- COMMAND...", nargs=-1, type=click.UNPROCESSED)
 @option("--gpu", metavar="GPU", help=N_("The card to emulate: t4, rtx-3080*2 for two, 24GiB for any card of that size."))
 @option("--memory", type=Size(), metavar="SIZE", help=N_("Capacity of each card, instead of the catalogue's."))
-@option(
-    "--steps", type=WholeNumber(1), metavar="N", default=3, show_default=True, help=N_("Stop after this many optimizer steps.")
-)
+@option("--steps", type=WholeNumber(1), metavar="N", help=N_("Stop after this many optimizer steps. Default: 3."))
 @option("--full", is_flag=True, help=N_("Run the command to its end."))
 @option("--longest", is_flag=True, help=N_("Train on the longest rows of Hugging Face datasets first."))
 @option("--compute", is_flag=True, help=N_("Also compute floating-point operators, on the host: real losses, for small models."))
@@ -45,7 +44,7 @@ def command(
     as_json: bool,
     gpu: str | None,
     memory: int | None,
-    steps: int,
+    steps: int | None,
     full: bool,
     longest: bool,
     compute: bool,
@@ -58,13 +57,23 @@ def command(
         raise UsageError(_("--gpu is needed: the card to emulate."), hint="brim emulate --gpu t4 -- python train.py")
     if output is not None and not output.strip():
         raise UsageError(_("-o needs the name of a file."))
+    if full and steps is not None:
+        raise UsageError(_("--steps and --full exclude each other."))
     from brim.cli._emulate_view import blocks_of
-    from brim.emulator.run import emulate
+    from brim.emulator.run import DEFAULT_STEPS, emulate
 
     found = emulate(
-        words, gpu=gpu, memory=memory, steps=steps, full=full, longest=longest, compute=compute, allow_writes=allow_writes, python=python,
+        words,
+        gpu=gpu,
+        memory=memory,
+        steps=steps or DEFAULT_STEPS,
+        full=full,
+        longest=longest,
+        compute=compute,
+        allow_writes=allow_writes,
+        python=python,
         stdout=sys.stderr if as_json else None,
-    )  # fmt: skip
+    )
     if output is not None:
         note(_("Wrote {path}.").format(path=found.write(output)))
     if as_json:

@@ -9,8 +9,10 @@ the shadow of the command's files and its temporary files, and is removed at the
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from brim.emulator.agent.shadow import default_passed
 from brim.emulator.build import compiled, interpreter, torch_build
 from brim.emulator.card import check_capability, emulated_card, environment as card_environment, session as card_session
 from brim.errors import EXIT_INTERRUPTED, UsageError
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
 
 DEFAULT_STEPS: Final = 3
 _PREFIX: Final = "brim-emulate-"
+_LOCK: Final = "lock"
+_SECRET: Final = re.compile(r"token(?!iz)|secret|passw|(?:api|access|auth)[-_]?key", re.IGNORECASE)
 _OFFLINE: Final = {
     "BRIM_EMULATED": "1",
     "HF_HUB_OFFLINE": "1",
@@ -63,18 +68,18 @@ _OFFLINE: Final = {
 """The command must not publish results: they are not real."""
 
 _REAPER: Final = """
-import os, shutil, signal, sys
-words = sys.stdin.readline().split()
-sys.stdin.read()
-if os.path.exists(sys.argv[1]):
-    if words:
+import os, shutil, signal, sys, time
+words = sys.stdin.read().split()
+if "done" not in words:
+    for _ in range(100 if words else 0):
         try:
             os.kill(int(words[0]), signal.SIGTERM)
         except OSError:
-            pass
+            break
+        time.sleep(0.1)
     shutil.rmtree(sys.argv[1], ignore_errors=True)
 """
-"""Waits until brim has ended. If brim was killed, its folder is still there: stop the command, remove the folder."""
+"""Waits until brim has ended. If brim was killed before it said "done": stop the command, remove the folder."""
 
 
 def emulate(
@@ -109,12 +114,16 @@ def emulate(
     with _session() as session, card_session() as shared:
         settings = {"steps": None if full else steps, "allow_writes": allow_writes, "longest": longest}
         (session.folder / "settings.json").write_text(json.dumps(settings))
+        interruptions: list[bool] = []
         started_at, started = datetime.now().astimezone().isoformat(timespec="seconds"), time.monotonic()
         exit_code = run_foreground(
             words,
-            _environment(session.folder, card_environment(card, libraries, shared, compute=compute, base=surroundings)),
+            _environment(
+                session.folder, allow_writes, card_environment(card, libraries, shared, compute=compute, base=surroundings)
+            ),
             hint=_hint(),
             started=session.started,
+            interrupted=lambda: interruptions.append(True),
             stdout=stdout,
         )
         processes = _reports(session.folder)
@@ -125,12 +134,12 @@ def emulate(
         reasons.append(Reason(code="gpu-assumed", values={"text": card.assumption}))
     if not reached_python:
         reasons.append(Reason(code="no-agent"))
-    verdict = verdict_of_processes(processes, exit_code)
+    verdict = verdict_of_processes(processes, exit_code, interrupted=bool(interruptions))
     ranks = [process for process in processes if process["uses_cuda"]]
     devices = tuple(_device_peak(process, device) for process in ranks for device in process["devices"])
     lead = ranks[0] if ranks else None
     return Emulation(
-        command=tuple(words),
+        command=masked(words),
         started_at=started_at,
         seconds=seconds,
         exit_code=exit_code,
@@ -144,15 +153,12 @@ def emulate(
         steps_requested=None if full else steps,
         stopped=any(process["stopped"] for process in ranks),
         reached=tuple(name for name in ("evaluation", "saving") if any(name in process["reached"] for process in ranks)),
-        longest_sequence=max(
-            (length for process in ranks for mode, _rows, length, _n in process["shapes"] if length and mode == "training"),
-            default=None,
-        ),
+        longest_sequence=max((process["longest"] for process in ranks), default=0) or None,
         world_size=max((process["world_size"] for process in ranks), default=1),
         devices=devices,
         shapes=_shapes(lead["shapes"]) if lead is not None else (),
         out_of_memory=tuple(_failure(process, failure) for process in ranks for failure in process["failures"]),
-        error=next((_error(process) for process in processes if process["error"]), None),
+        error=next((_error(process) for process in (*ranks, *processes) if process["error"]), None),
         cards=_cards(card.gpu, devices) if verdict == "fits" else (),
         uncomputed=tuple(sorted({name for process in ranks for name in process["uncomputed"]})),
         written=tuple(dict.fromkeys(path for process in processes for path in process["written"])),
@@ -177,8 +183,34 @@ def _hint() -> str:
     return _("Write the command as you would without brim: brim emulate --gpu t4 -- python train.py")
 
 
-def _environment(session: Path, environment: dict[str, str]) -> dict[str, str]:
-    return {**environment, **_OFFLINE, "BRIM_EMULATION": str(session), "TMPDIR": str(session / "tmp")}
+def masked(words: Sequence[str]) -> tuple[str, ...]:
+    """The command line without the values of options that look like secrets: records are shared."""
+    shown: list[str] = []
+    hides_next = False
+    for word in words:
+        option, equals, value = word.partition("=")
+        is_secret = bool(_SECRET.search(option)) and option.startswith("-")
+        shown.append(
+            "***" if hides_next and not word.startswith("-") else f"{option}=***" if is_secret and equals and value else word
+        )
+        hides_next = is_secret and not equals
+    return tuple(shown)
+
+
+def _environment(session: Path, allow_writes: bool, environment: dict[str, str]) -> dict[str, str]:
+    temporary = str(session / "tmp")
+    return {
+        **environment,
+        **_OFFLINE,
+        "BRIM_EMULATION": str(session),
+        "TMPDIR": temporary,
+        "TMP": temporary,
+        "TEMP": temporary,
+    } | (
+        {}
+        if allow_writes
+        else {"BRIM_CARD_WRITABLE": os.pathsep.join(map(os.path.realpath, (str(session), *default_passed(environment))))}
+    )
 
 
 # ---- the session folder
@@ -200,8 +232,10 @@ class _Session:
 def _session() -> Iterator[_Session]:
     """A private folder that is removed at the end, by this process or by the reaper."""
     _sweep()
-    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX)).resolve()
     (folder / "tmp").mkdir()
+    lock = (folder / _LOCK).open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
     # A process group of its own: Ctrl-C must not end it before brim.
     reaper = subprocess.Popen(
         [sys.executable, "-S", "-E", "-c", _REAPER, str(folder)],
@@ -213,18 +247,17 @@ def _session() -> Iterator[_Session]:
         yield _Session(folder, reaper)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        if reaper.stdin is not None:
-            with suppress(OSError):
-                reaper.stdin.close()
-        reaper.wait()
+        lock.close()
+        with suppress(OSError):
+            reaper.communicate(b"done\n")
 
 
 def _sweep() -> None:
-    """Remove folders of sessions that were killed together with their reaper."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
+    """Remove folders of sessions that were killed together with their reaper: nothing holds their locks any more."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
+        with suppress(OSError), path.open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def _reports(session: Path) -> list[dict[str, Any]]:
@@ -239,14 +272,16 @@ def _reports(session: Path) -> list[dict[str, Any]]:
 # ---- from reports to the record
 
 
-def verdict_of_processes(processes: list[dict[str, Any]], exit_code: int) -> EmulationVerdict:
+def verdict_of_processes(processes: list[dict[str, Any]], exit_code: int, *, interrupted: bool = False) -> EmulationVerdict:
     """What the reports of the processes and the exit code of the command amount to."""
     ranks = [process for process in processes if process["uses_cuda"]]
-    if exit_code in {EXIT_INTERRUPTED, 128 + 2}:
+    if interrupted or exit_code == EXIT_INTERRUPTED:
         return "interrupted"
-    if exit_code and any(_ended_by_memory(process) for process in ranks):
+    # A launcher that fails after its ranks were stopped is not a failure of the training.
+    has_stopped = bool(ranks) and all(process["stopped"] for process in ranks)
+    if not has_stopped and any(_ended_by_memory(process) for process in ranks):
         return "out-of-memory"
-    if exit_code:
+    if exit_code and not has_stopped:
         return "failed"
     if not processes:
         return "no-torch"

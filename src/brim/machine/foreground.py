@@ -27,14 +27,15 @@ def run_foreground(
     hint: str,
     look: Callable[[], None] = lambda: None,
     started: Callable[[int], None] = lambda _pid: None,
+    interrupted: Callable[[], None] = lambda: None,
     stdout: IO[Any] | None = None,
 ) -> int:
     """Run a command to its end and return its exit code; 128 and the signal's number if a signal ended it.
 
-    `look` is called about once a second and after the end, `started` with the process id. Ctrl-C reaches the command through the terminal;
-    SIGTERM, SIGHUP and SIGQUIT are forwarded.
+    `look` is called about once a second and after the end, `started` with the process id, `interrupted` at every Ctrl-C,
+    which reaches the command through the terminal. SIGTERM, SIGHUP and SIGQUIT are forwarded.
     """
-    with _forward_signals() as forward_to:
+    with _forward_signals(interrupted) as forward_to:
         try:
             process = subprocess.Popen(list(command), env=dict(environment), stdout=stdout)
         except OSError as error:
@@ -56,7 +57,7 @@ def run_foreground(
 
 
 @contextmanager
-def _forward_signals() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+def _forward_signals(interrupted: Callable[[], None]) -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
     """Forward signals to the process that is given to what this yields; signals that arrive before wait for it.
 
     SIGINT gets a handler that does nothing, not SIG_IGN: ignored signals stay ignored in the command.
@@ -74,7 +75,7 @@ def _forward_signals() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
         return
 
     def wait(_number: int, _frame: FrameType | None) -> None:
-        return
+        interrupted()
 
     def forward(number: int, _frame: FrameType | None) -> None:
         if not to:

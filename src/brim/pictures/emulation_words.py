@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from brim.records.emulations import DevicePeak, Emulation, Reason
 
 _SHAPES: Final = 4
+_LINE: Final = 300
 
 
 def verdict_of(found: Emulation) -> str:
@@ -28,9 +29,9 @@ def verdict_of(found: Emulation) -> str:
             where=where,
         )
     if found.verdict == "failed":
-        return _("failed with exit code {code}: {error}").format(
-            code=found.exit_code, error=found.error or _("no Python exception was seen")
-        )
+        if not found.error:
+            return _("failed with exit code {code}: see its output above").format(code=found.exit_code)
+        return _("failed with exit code {code}: {error}").format(code=found.exit_code, error=printable(found.error))
     if found.verdict == "interrupted":
         return _("interrupted after {steps} optimizer steps").format(steps=found.steps)
     if found.verdict == "no-torch":
@@ -38,19 +39,25 @@ def verdict_of(found: Emulation) -> str:
     if found.verdict == "no-cuda":
         return _("unknown: the command did not use CUDA")
     if found.verdict == "no-steps":
-        return _("ran to its end without an optimizer step; its memory is below")
+        return _("ran to its end without an optimizer step")
     return _fits(found)
 
 
 def _fits(found: Emulation) -> str:
     steps = _("fits for {count} step") if found.steps == 1 else _("fits for {count} steps")
     if not found.stopped:
-        steps = _("fits: ran to its end, {count} steps")
+        steps = _("fits: ran to its end, {count} step") if found.steps == 1 else _("fits: ran to its end, {count} steps")
     parts = [steps.format(count=found.steps)]
     if found.longest_sequence is not None:
         parts.append(_("longest sequence {length}").format(length=found.longest_sequence))
     if found.out_of_memory:
-        parts.append(_("after {count} out-of-memory errors that it handled").format(count=len(found.out_of_memory)))
+        count = len(found.out_of_memory)
+        text = (
+            _("after {count} out-of-memory error that it handled")
+            if count == 1
+            else _("after {count} out-of-memory errors that it handled")
+        )
+        parts.append(text.format(count=count))
     text = ", ".join(parts)
     missing = [name for name in ("evaluation", "saving") if name not in found.reached]
     if not missing:
@@ -91,16 +98,22 @@ def shapes_of(found: Emulation) -> str:
     return "; ".join(parts)
 
 
+def printable(text: str) -> str:
+    """The first line of a text that the command made, without control characters, of bounded length."""
+    first = text.strip().splitlines()[0] if text.strip() else ""
+    return "".join(letter if letter.isprintable() else "?" for letter in first)[:_LINE]
+
+
 def short_path(where: str) -> str:
     """`file:line` as seen from the working folder; of an installed package, from the package's name on."""
-    path, colon, line = where.rpartition(":")
+    path, colon, line = printable(where).rpartition(":")
     _before, installed, inside = path.rpartition("site-packages/")
     if installed:
         return f"{inside}{colon}{line}"
     try:
         return f"{Path(path).relative_to(Path.cwd())}{colon}{line}"
     except ValueError:
-        return where
+        return f"{path}{colon}{line}"
 
 
 def reason_of(reason: Reason) -> str:
@@ -117,7 +130,8 @@ def reason_of(reason: Reason) -> str:
             "its steps were not counted."
         ),
     }
-    return texts.get(reason.code, reason.code).format(**reason.values)
+    values = {name: printable(value) if isinstance(value, str) else value for name, value in reason.values.items()}
+    return texts.get(reason.code, reason.code).format(**values)
 
 
 def hint_of(found: Emulation) -> str:

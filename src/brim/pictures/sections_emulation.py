@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from brim.locale import _
 from brim.pictures import words
 from brim.pictures.bars import Bar, stacked_bars
-from brim.pictures.emulation_words import moment_of, phase_of, reason_of, shapes_of, short_path
+from brim.pictures.emulation_words import moment_of, phase_of, printable, reason_of, shapes_of, short_path
 from brim.pictures.markup import Html, join, tag
 from brim.pictures.parts import Key, Section, Table, facts, figure, folded, listed, table
 from brim.pictures.scales import byte_ticks, bytes_short
@@ -64,7 +64,12 @@ def _owners(found: Emulation) -> Html | None:
     if highest is None or not highest.owners:
         return None
     rows = [
-        [words.size(owner.bytes), str(owner.blocks), f"{short_path(owner.where)} {owner.function}", short_path(owner.caller)]
+        [
+            words.size(owner.bytes),
+            str(owner.blocks),
+            f"{short_path(owner.where)} {printable(owner.function)}",
+            short_path(owner.caller),
+        ]
         for owner in highest.owners
     ]
     heads = [_("bytes"), _("blocks"), _("Python line"), _("called from")]

@@ -4,8 +4,11 @@ torch's counters can be reset by the script, so they are read at every change of
 walking torch's own memory history backwards, from the blocks that are live now to the moment of the peak.
 """
 
+# ruff: noqa: PTH100, PTH120 (no pathlib in the user's interpreter)
+
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -35,26 +38,29 @@ class Peaks:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self.devices: dict[int, DevicePeaks] = {}
+        self.where: tuple[int, str] = (0, "loading")
+        """Step and phase, for a reset in the middle of a phase."""
         self.backward_line = ""
         """`file:line` of the last call of backward: gradients are allocated in threads that have no Python frames."""
 
-    def start(self) -> None:
-        """Called when CUDA is initialised: nothing was allocated before."""
-        self._record()
-        reset = self._torch.cuda.memory.reset_peak_memory_stats
+    def keep_before_resets(self) -> None:
+        """Read the counters before the script resets them, by whichever of torch's functions: all of them call one of these."""
+        native = self._torch._C  # noqa: SLF001
+        for name in ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"):
+            reset = getattr(native, name, None)
+            if reset is not None:
+                setattr(native, name, self._reading_first(reset))
 
-        def reset_peak_memory_stats(device: Any = None) -> Any:
+    def _reading_first(self, reset: Any) -> Any:
+        @functools.wraps(reset)
+        def call(*given: Any) -> Any:
             self.read(*self.where)
-            return reset(device)
+            return reset(*given)
 
-        self.where: tuple[int, str] = (0, "loading")
-        for module in (self._torch.cuda, self._torch.cuda.memory):
-            module.reset_peak_memory_stats = reset_peak_memory_stats
-            if hasattr(module, "reset_max_memory_allocated"):
-                module.reset_max_memory_allocated = reset_peak_memory_stats
-                module.reset_max_memory_cached = reset_peak_memory_stats
+        return call
 
-    def _record(self) -> None:
+    def record(self) -> None:
+        """Start torch's history of allocations."""
         self._torch.cuda.memory._record_memory_history(enabled="all", context="alloc", stacks="python", max_entries=_HISTORY)  # noqa: SLF001
 
     def read(self, step: int, phase: str) -> None:
@@ -92,16 +98,17 @@ class Peaks:
                 self._find(index, snapshot)
         if self.devices:
             self._torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001
-            self._record()
+            self.record()
 
     def _find(self, index: int, snapshot: dict[str, Any]) -> None:
         device = self.devices[index]
         device.is_new = False
         traces = snapshot["device_traces"]
+        here = (os.path.dirname(self._torch.__file__), os.path.dirname(os.path.abspath(__file__)))
         live, frames = live_at_peak(snapshot["segments"], traces[index] if index < len(traces) else [], index)
         owners: dict[tuple[str, str, str], dict[str, Any]] = {}
         for address, size in live.items():
-            where, function, caller = owner_of(frames.get(address, []), self.backward_line)
+            where, function, caller = owner_of(frames.get(address, []), self.backward_line, here)
             entry = owners.setdefault(
                 (where, function, caller), {"where": where, "function": function, "caller": caller, "bytes": 0, "blocks": 0}
             )
@@ -160,14 +167,14 @@ def _rounded(size: int) -> int:
     return max(512, (size + 511) // 512 * 512)
 
 
-def owner_of(frames: list[dict[str, Any]], backward_line: str) -> tuple[str, str, str]:
-    """The innermost line outside torch, its function, and the innermost line outside all installed packages."""
-    shown = [frame for frame in frames if not _is_plumbing(frame["filename"])]
+def owner_of(frames: list[dict[str, Any]], backward_line: str, plumbing: tuple[str, ...]) -> tuple[str, str, str]:
+    """The innermost line outside the folders `plumbing`, its function, and the innermost line outside all installed packages."""
+    shown = [frame for frame in frames if not _is_plumbing(frame["filename"], plumbing)]
     if not shown:
         return (backward_line, "backward", "") if backward_line else ("", "", "")
     first = shown[0]
     where = f"{first['filename']}:{first['line']}"
-    own = next((frame for frame in shown if "site-packages" not in frame["filename"]), None)
+    own = next((frame for frame in shown if not any(part in frame["filename"] for part in _INSTALLED)), None)
     caller = f"{own['filename']}:{own['line']}" if own is not None else ""
     return where, str(first["name"]), "" if caller == where else caller
 
@@ -175,12 +182,9 @@ def owner_of(frames: list[dict[str, Any]], backward_line: str) -> tuple[str, str
 _PLUMBING = tuple(f"{os.sep}{name}" for name in ("contextlib.py", "functools.py", "threading.py", "runpy.py", "importlib"))
 
 
-def _is_plumbing(filename: str) -> bool:
-    """Torch's own code and the standard library's wrappers: true of every allocation, so they say nothing."""
-    is_torch = f"{os.sep}torch{os.sep}" in filename and "site-packages" in filename
-    return (
-        is_torch
-        or filename.startswith("<")
-        or f"emulator{os.sep}agent" in filename
-        or any(part in filename for part in _PLUMBING)
-    )
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+def _is_plumbing(filename: str, folders: tuple[str, ...]) -> bool:
+    """Torch's own code, the agent's and the standard library's wrappers: they are in every stack, so they say nothing."""
+    return filename.startswith(("<", *(folder + os.sep for folder in folders))) or any(part in filename for part in _PLUMBING)

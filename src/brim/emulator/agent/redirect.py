@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import builtins
+import bz2
 import functools
 import io
 import os
@@ -16,12 +17,14 @@ if TYPE_CHECKING:
     from .shadow import Shadow
 
 _WRITING = set("wax+")
+_READ = ("stat", "lstat", "access", "readlink", "chdir", "listxattr", "getxattr", "statvfs")
+_CHANGED = ("utime", "chmod", "chown", "truncate", "setxattr", "removexattr")
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def install(shadow: Shadow) -> None:
     """Replace the functions of the standard library that name files."""
-    real = {name: getattr(os, name) for name in ("stat", "lstat", "access", "readlink", "chdir", "utime", "chmod", "truncate")}
+    real = {name: getattr(os, name) for name in (*_READ, *_CHANGED)}
 
     @functools.wraps(shadow.open)
     def open_file(file: Any, mode: str = "r", *given: Any, **options: Any) -> Any:
@@ -120,7 +123,7 @@ def install(shadow: Shadow) -> None:
                 raise FileExistsError(17, "File exists", os.fspath(dst))
             place = shadow.for_writing(dst, keep=False)
             if hard:
-                shutil.copy2(shadow.for_reading(src), place)  # a second name would lead to the original
+                shadow.copy_file(shadow.for_reading(src), place)  # a second name would lead to the original
             else:
                 original(src, place, *given, **options)
                 shadow.note_link()
@@ -129,10 +132,16 @@ def install(shadow: Shadow) -> None:
 
     builtins.open = io.open = open_file
     os.open = open_descriptor
-    for name in ("stat", "lstat", "access", "readlink", "chdir"):
+    bz2._builtin_open = open_file  # type: ignore[attr-defined]  # noqa: SLF001 (shutil has imported it already)
+    for name in _READ:
         setattr(os, name, read(name))
-    for name in ("utime", "chmod", "truncate"):
+    for name in _CHANGED:
         setattr(os, name, changed(name))
+    working_folder = os.getcwd
+    os.getcwd = lambda: shadow.outside(working_folder())
+    # What the standard library asks before it passes an option on.
+    for functions in (os.supports_follow_symlinks, os.supports_dir_fd, os.supports_fd, os.supports_effective_ids):
+        functions |= {getattr(os, name) for name, original in real.items() if original in functions}
     os.mkdir, os.listdir, os.scandir = shadow.make_folder, _with_default(shadow.names), _with_default(shadow.entries)
     os.remove, os.unlink, os.rmdir, shutil.rmtree = removed(os.remove), removed(os.unlink), rmdir, rmtree  # type: ignore[assignment]
     os.rename, os.replace = moved(os.rename), moved(os.replace)
@@ -189,3 +198,19 @@ def redirect_tokenizers(module: Any, shadow: Shadow) -> None:
         return save(self, shadow.folder_for_writing(save_directory), *given, **options)
 
     kind.save_pretrained = save_pretrained
+
+
+def redirect_pyarrow(pyarrow: Any, shadow: Shadow) -> None:
+    """Translate the files that pyarrow opens by C++, as datasets does for its tables."""
+    write, read = pyarrow.OSFile, pyarrow.memory_map
+
+    @functools.wraps(write, updated=())
+    def os_file(path: Any, mode: str = "r", *given: Any, **options: Any) -> Any:
+        translated = shadow.for_writing(path, keep=False) if "w" in mode or "a" in mode else shadow.for_reading(path)
+        return write(translated, mode, *given, **options)
+
+    @functools.wraps(read)
+    def memory_map(path: Any, mode: str = "r", *given: Any, **options: Any) -> Any:
+        return read(shadow.for_reading(path), mode, *given, **options)
+
+    pyarrow.OSFile, pyarrow.memory_map = os_file, memory_map

@@ -5,10 +5,10 @@ to a shadow folder: `open(path, "w")` opens SHADOW/files/path instead, with a co
 into the shadow first. A deleted or renamed original stays where it is and is hidden by a marker in SHADOW/hidden. Writers in C++ and Rust
 (torch.save, safetensors, tokenizers) get the translated path.
 
-Not covered: processes that are not Python, and C libraries that open files by themselves.
+Libraries that open files by themselves, and programs that are not Python, are kept from writing by native/guard.c.
 """
 
-# ruff: noqa: PTH100, PTH111, PTH118, PTH120, PTH206
+# ruff: noqa: PTH100, PTH109, PTH111, PTH118, PTH120, PTH206
 # (pathlib is built on the functions that this module replaces)
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ import contextlib
 import os
 import shutil
 import stat
-import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_PASSED = ("/dev", "/proc", "/sys", "/run")
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_PASSED = ("/dev", "/proc", "/sys")
 _MOST_LINKS = 40
 
 
@@ -47,29 +49,42 @@ class Shadow:
         return any(path == folder or path.startswith(folder + os.sep) for folder in self._passed)
 
     def absolute(self, path: Any, *, follow: bool = True) -> str | None:
-        """The absolute path of a translatable argument; None for descriptors, bytes and what is passed through.
+        """The absolute path of a translatable argument; None for descriptors and what is passed through.
 
         Links that the command made are followed here, because they lie in the shadow; without `follow`, not the last one.
         """
         try:
-            text = os.fspath(path)
+            text = os.fsdecode(path)
         except TypeError:
             return None
-        if not isinstance(text, str) or not text or "\0" in text:
+        if not text or "\0" in text:
             return None
         # The folder's links are resolved, the name itself is not: os.remove of a link removes the link.
         if getattr(self._inside, "now", False):
-            return None  # realpath asks the file system by the functions that are replaced
-        self._inside.now = True
-        try:
+            return None
+        with self.untranslated():
             folder, name = os.path.split(os.path.abspath(text))
             whole = os.path.join(os.path.realpath(folder), name)
-            target = os.path.realpath(whole)
+        whole = self.outside(whole)
+        return None if self.is_passed(whole) else self._resolved(whole, follow=follow)
+
+    @contextlib.contextmanager
+    def untranslated(self) -> Iterator[None]:
+        """In here, and in this thread, the replaced functions are the original ones."""
+        before, self._inside.now = getattr(self._inside, "now", False), True
+        try:
+            yield
         finally:
-            self._inside.now = False
-        if self.is_passed(whole) or self.is_passed(target):
-            return None
-        return self._resolved(whole, follow=follow)
+            self._inside.now = before
+
+    def copy_file(self, source: Any, place: str) -> None:
+        """A file of the command's into the shadow."""
+        with self.untranslated():
+            shutil.copy2(source, place)
+
+    def outside(self, path: str) -> str:
+        """The path that a place in the shadow stands for: os.scandir and os.chdir let such places out."""
+        return path[len(self._files) :] or os.sep if path == self._files or path.startswith(self._files + os.sep) else path
 
     def _resolved(self, whole: str, *, follow: bool, depth: int = 0) -> str:
         if not self.exists(self._links) or depth > _MOST_LINKS:
@@ -135,7 +150,7 @@ class Shadow:
         place = self.place(absolute)
         self._need_folder(absolute)
         if keep and not self.exists(place) and self.exists(os.fspath(source)):
-            shutil.copy2(source, place)
+            self.copy_file(source, place)
         self.written.setdefault(absolute)
         return place
 
@@ -197,8 +212,8 @@ class Shadow:
     def names(self, path: Any) -> list[str]:
         """os.listdir, of the original and the shadow together."""
         absolute = self.absolute(path)
-        if absolute is None:
-            return self.listdir(path)
+        if absolute is None or not isinstance(os.fspath(path), str):
+            return self.listdir(self.for_reading(path))
         place = self.place(absolute)
         if not self._is_folder(place):
             return [name for name in self.listdir(self.for_reading(path)) if not self._is_gone(absolute, name)]
@@ -249,14 +264,15 @@ class Shadow:
     def _discard(self, place: str) -> None:
         """Delete a file or folder of the shadow itself."""
         if self._is_folder(place):
-            self.rmtree(place)
+            with self.untranslated():
+                self.rmtree(place)
         else:
             self.remove(place)
 
     def _copy(self, source: Any, place: str) -> None:
         seen = self.for_reading(source)
         if not self._is_folder(seen):
-            shutil.copy2(seen, place)
+            self.copy_file(seen, place)
             return
         self._make_folder(place)
         for name in self.names(source):
@@ -293,10 +309,19 @@ class _Entries:
         """As os.scandir has it."""
 
 
-def default_passed() -> tuple[str, ...]:
-    """Caches and bytecode: written as usual, because they hold no results."""
-    home = os.path.expanduser("~")
-    named = [
-        os.environ.get(name) for name in ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "XDG_CACHE_HOME", "TRITON_CACHE_DIR")
+def default_passed(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Caches of downloads and compiled kernels, written as usual. A folder that holds the working folder is not one of them."""
+    cache = environment.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    hub = environment.get("HF_HOME") or os.path.join(cache, "huggingface")
+    known = [
+        *(os.path.join(hub, name) for name in ("hub", "datasets", "modules", "xet")),
+        *(
+            environment.get(name)
+            for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_MODULES_CACHE", "TRITON_CACHE_DIR", "BRIM_CACHE")
+        ),
+        *(os.path.join(cache, name) for name in ("torch", "torch_extensions", "matplotlib", "brim", "triton")),
+        os.path.join(os.path.expanduser("~"), ".triton"),
+        os.path.join(os.path.expanduser("~"), ".nv"),
     ]
-    return (os.path.join(home, ".cache"), os.path.join(home, ".triton"), *(folder for folder in named if folder), sys.prefix)
+    here = os.path.realpath(os.getcwd()) + os.sep
+    return tuple(folder for folder in known if folder and not here.startswith(os.path.realpath(folder) + os.sep))

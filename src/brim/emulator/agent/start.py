@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import json
 import os
@@ -31,7 +30,7 @@ def start() -> None:
     if files is not None:
         redirect.install(files)
     after_import(_installers(watch, files, settings))
-    atexit.register(watch.finish)
+    watch.start()
 
 
 def _installers(watch: Watch, files: shadow.Shadow | None, settings: dict[str, Any]) -> dict[str, Callable[[Any], None]]:
@@ -50,6 +49,10 @@ def _installers(watch: Watch, files: shadow.Shadow | None, settings: dict[str, A
         if hasattr(module, "serialize_file"):
             _watch_call(module, "serialize_file", watch.saving)
 
+    def on_pyarrow(module: Any) -> None:
+        if files is not None:
+            redirect.redirect_pyarrow(module, files)
+
     def on_tokenizers(module: Any) -> None:
         if files is not None:
             redirect.redirect_tokenizers(module, files)
@@ -57,6 +60,7 @@ def _installers(watch: Watch, files: shadow.Shadow | None, settings: dict[str, A
     return {
         "torch": on_torch,
         "deepspeed.runtime.engine": watch.on_deepspeed,
+        "pyarrow": on_pyarrow,
         "safetensors": on_safetensors,
         "safetensors.torch": on_safetensors,
         "safetensors.numpy": on_safetensors,

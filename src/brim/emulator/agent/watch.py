@@ -1,16 +1,20 @@
 """Follows the training: optimizer steps, phases, shapes of micro-batches, out-of-memory errors; writes the report; stops the command."""
 
-# ruff: noqa: PTH118, SLF001 (no pathlib in the user's interpreter; torch's internals are what is followed)
+# ruff: noqa: PTH100, PTH118, PTH120, SLF001 (no pathlib in the user's interpreter; torch's internals are what is followed)
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
 import functools
 import json
 import multiprocessing
 import os
 import sys
+import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from .peaks import Peaks
@@ -30,11 +34,14 @@ class Watch:
         self._torch: Any = None
         self._pid = os.getpid()
         self._peaks: Peaks | None = None
-        self._depth = 0
+        self._depth = threading.local()
         self._phase = "loading"
         self._steps: dict[int, int] = {}
         self._engine_steps: int | None = None
         self._shapes: dict[tuple[str, int, int | None], int] = {}
+        self._longest = 0
+        self._rank, self._world = 0, 1
+        self._is_due = False
         self._reached: dict[str, None] = {}
         self._failures: list[dict[str, Any]] = []
         self._error: dict[str, str] | None = None
@@ -53,19 +60,34 @@ class Watch:
         self._torch = torch
         self._peaks = Peaks(torch)
         optimizer = sys.modules["torch.optim.optimizer"]
-        optimizer.register_optimizer_step_pre_hook(lambda *_given: self._enter("optimizer"))
+        optimizer.register_optimizer_step_pre_hook(lambda stepping, *_given: self._before_step(stepping))
         optimizer.register_optimizer_step_post_hook(lambda stepped, *_given: self._after_step(stepped))
         self._wrap_calls(torch)
         self._wrap_backward(torch)
         self._refuse_compile(torch)
+        self._peaks.keep_before_resets()
         torch.cuda._lazy_call(self._on_cuda)
+
+    def start(self) -> None:
+        """Before anything else runs."""
         excepthook = sys.excepthook
 
         def remember(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-            self.failed(error)
+            with contextlib.suppress(Exception):
+                self.failed(error)
             excepthook(kind, error, trace)
 
         sys.excepthook = remember
+        atexit.register(self.finish)
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        """A child reports for itself. Its CUDA state, if it makes one, is new."""
+        self._pid = os.getpid()
+        self._steps, self._engine_steps, self._is_due = {}, None, False
+        self._shapes, self._failures, self._error, self._longest = {}, [], None, 0
+        if self._peaks is not None:
+            self._peaks.devices = {}
 
     def on_deepspeed(self, module: Any) -> None:
         """DeepSpeed's engine steps its optimizer several times for one step of the training: the engine counts."""
@@ -87,7 +109,8 @@ class Watch:
 
     def _on_cuda(self) -> None:
         assert self._peaks is not None
-        self._peaks.start()
+        with contextlib.suppress(Exception):  # the cudaMallocAsync backend keeps no history: peaks without owners
+            self._peaks.record()
         attach = getattr(self._torch._C, "_cuda_attach_out_of_memory_observer", None)
         if attach is not None:
             attach(self._ran_out)
@@ -97,13 +120,14 @@ class Watch:
 
         @functools.wraps(call)
         def counted(module: Any, *given: Any, **options: Any) -> Any:
-            if self._depth == 0 and not self._in_backward() and next(module.parameters(), None) is not None:
-                self._enter_model(given, options)
-            self._depth += 1
+            depth = getattr(self._depth, "now", 0)
+            if depth == 0 and not self._in_backward() and next(module.parameters(), None) is not None:
+                self._enter_model(module, given, options)
+            self._depth.now = depth + 1
             try:
                 return call(module, *given, **options)
             finally:
-                self._depth -= 1
+                self._depth.now = depth
 
         torch.nn.Module.__call__ = counted
 
@@ -114,10 +138,13 @@ class Watch:
             @functools.wraps(original)
             def counted(*given: Any, _original: Any = original, **options: Any) -> Any:
                 assert self._peaks is not None
-                self._peaks.backward_line = _caller()
+                # Inside a forward (autograd.grad) or another backward (reentrant checkpointing) the outer phase goes on afterwards.
+                is_nested = bool(getattr(self._depth, "now", 0)) or self._in_backward()
+                before = self._phase
+                self._peaks.backward_line = self._caller()
                 self._enter("backward")
                 result = _original(*given, **options)
-                self._enter("other")
+                self._enter(before if is_nested else "other")
                 return result
 
             setattr(torch.autograd, name, counted)
@@ -129,7 +156,7 @@ class Watch:
         compiled = torch.compile
 
         def refuse(*_given: Any, **_options: Any) -> Any:
-            self._note("torch-compile")
+            self.note("torch-compile")
             raise RuntimeError(
                 "torch.compile is not supported on an emulated card. Set TORCH_COMPILE_DISABLE=1 to emulate the same script in eager mode."
             )
@@ -155,20 +182,31 @@ class Watch:
             self._peaks.where = (self.steps + 1, phase)
         self._phase = phase
 
-    def _enter_model(self, given: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def _enter_model(self, module: Any, given: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self._stop_if_due()
         trains = self._torch.is_grad_enabled()
-        if not trains and self.steps:
+        if not trains and not module.training and self.steps:
             self._reached.setdefault("evaluation")
         self._enter("forward" if trains else "evaluation")
         shape = shape_of(self._torch, given, options)
-        if shape is not None and len(self._shapes) < _SHAPES:
-            key = ("training" if trains else "evaluation", *shape)
+        if shape is None:
+            return
+        key = ("training" if trains else "evaluation", *shape)
+        if key in self._shapes or len(self._shapes) < _SHAPES:
             self._shapes[key] = self._shapes.get(key, 0) + 1
+        if trains:
+            self._longest = max(self._longest, shape[1] or 0)
 
     def saving(self) -> None:
         """The command saves something."""
+        self._stop_if_due()
         if self.steps:
             self._reached.setdefault("saving")
+
+    def _before_step(self, optimizer: Any) -> None:
+        if self._is_due and self._steps.get(id(optimizer), 0) >= self.steps:
+            self._stop_if_due()  # a second optimizer may still have to take its last step
+        self._enter("optimizer")
 
     def _after_step(self, optimizer: Any) -> None:
         if self._engine_steps is not None:
@@ -188,14 +226,22 @@ class Watch:
         self._peaks.where = (self.steps + 1, "other")
         self.write()
         wanted = self._settings.get("steps")
-        if wanted is not None and self.steps >= wanted and self._torch.cuda.is_initialized():
+        self._is_due = wanted is not None and self.steps >= wanted and self._torch.cuda.is_initialized()
+
+    def _stop_if_due(self) -> None:
+        """The last step is over and the next work begins."""
+        if self._is_due:
             self._stop()
 
     def _ran_out(self, device: int, asked: int, _held: int, free: int) -> None:
         """The allocator gave up: called before the error is raised."""
+        with contextlib.suppress(Exception):
+            self._note_failure(device, asked, free)
+
+    def _note_failure(self, device: int, asked: int, free: int) -> None:
         assert self._peaks is not None
         failure = {"device": device, "step": self.steps + 1, "phase": self._phase, "asked_bytes": asked, "free_bytes": free}
-        failure["where"] = self._peaks.backward_line if self._phase == "backward" else _caller()
+        failure["where"] = self._peaks.backward_line if self._phase == "backward" else self._caller()
         self._failures.append(failure)
         self._peaks.read(self.steps + 1, self._phase)
         self._peaks.find_owners()
@@ -204,13 +250,11 @@ class Watch:
     def failed(self, error: BaseException) -> None:
         """An exception that nothing caught."""
         self._error = {"type": type(error).__name__, "message": str(error)[:2000]}
-        if self._torch is not None:
-            self.write()
+        self.write()
 
-    def _note(self, code: str, **values: Any) -> None:
+    def note(self, code: str, **values: Any) -> None:
+        """A remark for the record."""
         self._notes.append({"code": code, "values": values})
-
-    note = _note
 
     # ---- the report
 
@@ -218,6 +262,10 @@ class Watch:
         """The interpreter exits."""
         if os.getpid() != self._pid or self._torch is None or self._stopped:
             return
+        with contextlib.suppress(Exception):
+            self._finish()
+
+    def _finish(self) -> None:
         if self._torch.cuda.is_initialized() and self._peaks is not None:
             self._peaks.read(self.steps + 1 if self._phase != "other" else max(1, self.steps), self._phase)
             if any(device.is_new for device in self._peaks.devices.values()):
@@ -235,7 +283,9 @@ class Watch:
 
     def _report(self) -> dict[str, Any]:
         torch = self._torch
-        used = bool(torch.cuda.is_initialized())
+        used = torch is not None and bool(torch.cuda.is_initialized())
+        if torch is not None:
+            self._rank, self._world = _place(torch, self._rank, self._world)
         devices = []
         for index, device in sorted(self._peaks.devices.items()) if self._peaks is not None else ():
             retries, ooms = self._peaks.counts(index)  # type: ignore[union-attr]
@@ -247,9 +297,8 @@ class Watch:
                 }
             )  # fmt: skip
         return {
-            "pid": self._pid, "argv": list(sys.argv), "python": sys.version.split()[0], "versions": _versions(),
-            "rank": _rank(torch), "world_size": _world_size(torch), "uses_cuda": used, "devices": devices, "steps": self.steps,
-            "engine": self._engine_steps is not None, "stopped": self._stopped, "reached": list(self._reached),
+            "pid": self._pid, "versions": _versions(), "rank": self._rank, "world_size": self._world, "uses_cuda": used,
+            "devices": devices, "steps": self.steps, "stopped": self._stopped, "reached": list(self._reached), "longest": self._longest,
             "shapes": [[mode, rows, length, count] for (mode, rows, length), count in self._shapes.items()],
             "failures": self._failures, "error": self._error, "notes": self._notes, "written": list(self._redirected)[:1000],
             "uncomputed": _uncomputed(),
@@ -259,20 +308,29 @@ class Watch:
         """Leave now, with success, once all ranks are here: nothing of the command runs after its last step."""
         self._stopped = True
         self.write()
-        world, folder = _world_size(self._torch), os.path.join(self._session, f"stop-{os.environ.get('MASTER_PORT', 'one')}")
-        if world > 1:
-            _open(f"{folder}-{_rank(self._torch)}", "w").close()
+        # Ranks of one launch have the same parent: a second launch in the same session waits for its own ranks.
+        mark = os.path.join(self._session, f"stop-{os.getppid()}-{os.environ.get('MASTER_PORT', '')}")
+        if self._world > 1:
+            _open(f"{mark}-{self._rank}", "w").close()
             deadline = time.monotonic() + _STOP_SECONDS
-            while time.monotonic() < deadline:
-                if all(_exists(f"{folder}-{rank}") for rank in range(world)):
-                    break
+            while time.monotonic() < deadline and not all(_exists(f"{mark}-{rank}") for rank in range(self._world)):
                 time.sleep(0.02)
         for child in multiprocessing.active_children():
             child.terminate()
         for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
+            with contextlib.suppress(Exception):
                 stream.flush()
         os._exit(0)
+
+    def _caller(self) -> str:
+        """`file:line` of the innermost frame outside torch and this agent."""
+        plumbing = (os.path.dirname(self._torch.__file__) + os.sep, os.path.dirname(os.path.abspath(__file__)) + os.sep, "<")
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            if not frame.f_code.co_filename.startswith(plumbing):
+                return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            frame = frame.f_back
+        return ""
 
 
 # Taken before the shadow replaces them: reports are not the command's files.
@@ -281,26 +339,19 @@ _open, _replace, _exists = open, os.replace, os.path.exists
 
 def shape_of(torch: Any, given: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, int | None] | None:
     """Rows and length of a micro-batch, from the arguments of the model."""
-    tensors = [options.get(name) for name in ("input_ids", "inputs_embeds", "input_features", "pixel_values")]
-    for value in (*tensors, *given, *options.values()):
-        if isinstance(value, dict):
-            found = shape_of(torch, (), value)
-            if found is not None:
-                return found
+    named = [options.get(name) for name in ("input_ids", "inputs_embeds", "decoder_input_ids")]
+    for value in named:
+        if isinstance(value, torch.Tensor) and value.dim() >= 2:
+            return int(value.shape[0]), int(value.shape[1])
+    for value in (*given, *options.values()):
+        found = shape_of(torch, (), dict(value)) if isinstance(value, Mapping) else None
+        if found is not None:
+            return found
         if isinstance(value, torch.Tensor) and value.dim():
-            return int(value.shape[0]), int(value.shape[1]) if value.dim() in {2, 3} else None
+            # Two dimensions of integers are tokens; of other inputs only the rows are known.
+            is_tokens = value.dim() == 2 and not value.is_floating_point()
+            return int(value.shape[0]), int(value.shape[1]) if is_tokens else None
     return None
-
-
-def _caller() -> str:
-    """`file:line` of the innermost frame outside torch and this agent."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if f"emulator{os.sep}agent" not in name and f"{os.sep}torch{os.sep}" not in name and not name.startswith("<"):
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
 
 
 def _device_peak(index: int) -> int:
@@ -320,13 +371,8 @@ def _versions() -> dict[str, str]:
     return {name: str(getattr(sys.modules[name], "__version__", "")) for name in names if name in sys.modules}
 
 
-def _rank(torch: Any) -> int:
+def _place(torch: Any, rank: int, world: int) -> tuple[int, int]:
+    """Rank and world size; those seen before, once the process group is gone."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return int(torch.distributed.get_rank())
-    return int(os.environ.get("RANK") or 0)
-
-
-def _world_size(torch: Any) -> int:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return int(torch.distributed.get_world_size())
-    return int(os.environ.get("WORLD_SIZE") or 1)
+        return int(torch.distributed.get_rank()), int(torch.distributed.get_world_size())
+    return int(os.environ.get("RANK") or rank), int(os.environ.get("WORLD_SIZE") or world)

@@ -1,0 +1,135 @@
+/* Keeps a command from changing files: writes outside the folders of BRIM_CARD_WRITABLE fail with EROFS.
+ *
+ * brim emulate sends the writes of Python code to a shadow folder. This is the net below it, for C and C++ libraries and for programs that are
+ * not Python. Without the variable every function passes through. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define NEXT(name) static __typeof__(&name) next; if (!next) next = (__typeof__(&name))dlsym(RTLD_NEXT, #name)
+
+static int is_below(const char *path, const char *folder, size_t length) {
+    return length && !strncmp(path, folder, length) && (path[length] == '/' || !path[length]);
+}
+
+static int is_listed(const char *path, const char *folders) {
+    for (const char *start = folders; *start;) {
+        const char *end = strchrnul(start, ':');
+        if (is_below(path, start, (size_t)(end - start))) return 1;
+        start = *end ? end + 1 : end;
+    }
+    return 0;
+}
+
+/* The path with the links of its folder resolved; the last name may be missing. */
+static int resolve(int folder, const char *path, char *whole) {
+    char joined[PATH_MAX], place[64], parent[PATH_MAX];
+    if (path[0] == '/') snprintf(joined, sizeof joined, "%s", path);
+    else {
+        ssize_t length;
+        if (folder == AT_FDCWD) { if (!getcwd(parent, sizeof parent)) return -1; }
+        else {
+            snprintf(place, sizeof place, "/proc/self/fd/%d", folder);
+            if ((length = readlink(place, parent, sizeof parent - 1)) < 0) return -1;
+            parent[length] = 0;
+        }
+        if (snprintf(joined, sizeof joined, "%s/%s", parent, path) >= (int)sizeof joined) return -1;
+    }
+    char *slash = strrchr(joined, '/');
+    snprintf(parent, sizeof parent, "%.*s", (int)(slash - joined), joined);
+    char *real = realpath(*parent ? parent : "/", NULL);
+    if (!real) return -1; /* no such folder: the call fails by itself */
+    int length = snprintf(whole, PATH_MAX, "%s/%s", real[1] ? real : "", slash + 1);
+    free(real);
+    return length < PATH_MAX ? 0 : -1;
+}
+
+/* Nonzero, with errno set, where the file may not be changed. Opening follows a link in the last place, deleting does not. */
+static int is_refused(int folder, const char *path, int follows) {
+    const char *writable = getenv("BRIM_CARD_WRITABLE");
+    char whole[PATH_MAX], target[PATH_MAX];
+    if (!writable || !path || !*path) return 0;
+    static const char *const DEVICES = "/dev:/proc:/sys";
+    if (path[0] == '/' && is_listed(path, DEVICES)) return 0;
+    if (resolve(folder, path, whole)) return 0;
+    if (follows && realpath(whole, target)) {
+        if (is_listed(target, writable) || is_listed(target, DEVICES)) return 0;
+    } else if (is_listed(whole, writable) || is_listed(whole, DEVICES)) return 0;
+    errno = EROFS;
+    return 1;
+}
+
+static int writes(int flags) { return (flags & O_ACCMODE) != O_RDONLY || flags & (O_CREAT | O_TRUNC); }
+static int has_mode(int flags) { return flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE; }
+
+#define OPEN(name)                                                                   \
+    int name(const char *path, int flags, ...) {                                     \
+        NEXT(name);                                                                  \
+        mode_t mode = 0;                                                             \
+        if (has_mode(flags)) { va_list rest; va_start(rest, flags); mode = va_arg(rest, mode_t); va_end(rest); } \
+        if (writes(flags) && is_refused(AT_FDCWD, path, 1)) return -1;               \
+        return next(path, flags, mode);                                              \
+    }
+#define OPENAT(name)                                                                 \
+    int name(int folder, const char *path, int flags, ...) {                         \
+        NEXT(name);                                                                  \
+        mode_t mode = 0;                                                             \
+        if (has_mode(flags)) { va_list rest; va_start(rest, flags); mode = va_arg(rest, mode_t); va_end(rest); } \
+        if (writes(flags) && is_refused(folder, path, 1)) return -1;                 \
+        return next(folder, path, flags, mode);                                      \
+    }
+#define FOPEN(name)                                                                  \
+    FILE *name(const char *path, const char *mode) {                                 \
+        NEXT(name);                                                                  \
+        if (strpbrk(mode, "wa+") && is_refused(AT_FDCWD, path, 1)) return NULL;      \
+        return next(path, mode);                                                     \
+    }
+OPEN(open)
+OPEN(open64)
+OPENAT(openat)
+OPENAT(openat64)
+FOPEN(fopen)
+FOPEN(fopen64)
+int creat(const char *path, mode_t mode) { NEXT(creat); return is_refused(AT_FDCWD, path, 1) ? -1 : next(path, mode); }
+int creat64(const char *path, mode_t mode) { NEXT(creat64); return is_refused(AT_FDCWD, path, 1) ? -1 : next(path, mode); }
+int truncate(const char *path, off_t length) { NEXT(truncate); return is_refused(AT_FDCWD, path, 1) ? -1 : next(path, length); }
+int truncate64(const char *path, off64_t length) { NEXT(truncate64); return is_refused(AT_FDCWD, path, 1) ? -1 : next(path, length); }
+int unlink(const char *path) { NEXT(unlink); return is_refused(AT_FDCWD, path, 0) ? -1 : next(path); }
+int unlinkat(int folder, const char *path, int flags) { NEXT(unlinkat); return is_refused(folder, path, 0) ? -1 : next(folder, path, flags); }
+int remove(const char *path) { NEXT(remove); return is_refused(AT_FDCWD, path, 0) ? -1 : next(path); }
+int rmdir(const char *path) { NEXT(rmdir); return is_refused(AT_FDCWD, path, 0) ? -1 : next(path); }
+int mkdir(const char *path, mode_t mode) { NEXT(mkdir); return is_refused(AT_FDCWD, path, 0) ? -1 : next(path, mode); }
+int mkdirat(int folder, const char *path, mode_t mode) { NEXT(mkdirat); return is_refused(folder, path, 0) ? -1 : next(folder, path, mode); }
+int mkfifo(const char *path, mode_t mode) { NEXT(mkfifo); return is_refused(AT_FDCWD, path, 0) ? -1 : next(path, mode); }
+int rename(const char *from, const char *to) {
+    NEXT(rename);
+    return is_refused(AT_FDCWD, from, 0) || is_refused(AT_FDCWD, to, 0) ? -1 : next(from, to);
+}
+int renameat(int a, const char *from, int b, const char *to) {
+    NEXT(renameat);
+    return is_refused(a, from, 0) || is_refused(b, to, 0) ? -1 : next(a, from, b, to);
+}
+int renameat2(int a, const char *from, int b, const char *to, unsigned flags) {
+    NEXT(renameat2);
+    return is_refused(a, from, 0) || is_refused(b, to, 0) ? -1 : next(a, from, b, to, flags);
+}
+int link(const char *from, const char *to) { /* a second name of a file would lead to it */
+    NEXT(link);
+    return is_refused(AT_FDCWD, from, 0) || is_refused(AT_FDCWD, to, 0) ? -1 : next(from, to);
+}
+int linkat(int a, const char *from, int b, const char *to, int flags) {
+    NEXT(linkat);
+    return is_refused(a, from, 0) || is_refused(b, to, 0) ? -1 : next(a, from, b, to, flags);
+}
+int symlink(const char *from, const char *to) { NEXT(symlink); return is_refused(AT_FDCWD, to, 0) ? -1 : next(from, to); }
+int symlinkat(const char *from, int folder, const char *to) { NEXT(symlinkat); return is_refused(folder, to, 0) ? -1 : next(from, folder, to); }
+int chmod(const char *path, mode_t mode) { NEXT(chmod); return is_refused(AT_FDCWD, path, 1) ? -1 : next(path, mode); }
+int fchmodat(int folder, const char *path, mode_t mode, int flags) { NEXT(fchmodat); return is_refused(folder, path, 1) ? -1 : next(folder, path, mode, flags); }
