@@ -196,6 +196,35 @@ def test_torch_compile_is_refused_by_name(work: Path) -> None:
     assert [reason["code"] for reason in record["reasons"]] == ["torch-compile"]
 
 
+BYPASSES = {
+    "sqlite": "import sqlite3; sqlite3.connect('out/model.pt').execute('create table a (b)')",
+    "a program": "import subprocess; subprocess.run(['rm', '-rf', 'out'])",
+    "C++ of torch": "import torch; torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), 'out/model.pt')",
+    "a raw descriptor": "import posix; posix.open('out/model.pt', posix.O_WRONLY | posix.O_TRUNC)",
+}
+
+
+@pytest.mark.parametrize("code", BYPASSES.values(), ids=BYPASSES)
+def test_writers_that_are_not_redirected_are_refused(work: Path, code: str) -> None:
+    before = contents(work)
+    line = [sys.executable, "-m", "brim", "emulate", "--gpu", "t4", "--json", "--", sys.executable, "-c", code]
+    subprocess.run(line, cwd=work, capture_output=True, timeout=300, check=False)
+    assert contents(work) == before
+
+
+def test_a_data_set_is_saved_and_loaded_again_in_the_shadow(work: Path) -> None:
+    code = "import tiny, datasets; tiny.tokenized(4).save_to_disk('rows'); print('ROWS', len(datasets.load_from_disk('rows').map(lambda row: row)))"
+    _record, text = emulate(work, sys.executable, "-c", code, code=1)
+    assert "ROWS 4" in text
+    assert not (work / "rows").exists()
+
+
+def test_training_in_a_forked_process_is_seen(work: Path) -> None:
+    code = "import multiprocessing, runpy; p = multiprocessing.Process(target=runpy.run_path, args=('amp_loop.py',)); p.start(); p.join()"
+    record, _text = emulate(work, sys.executable, "-c", code)
+    assert (record["verdict"], record["steps"]) == ("fits", 3)
+
+
 def sessions() -> set[str]:
     return {path.name for path in Path(tempfile.gettempdir()).glob("brim-emulate-*")}
 

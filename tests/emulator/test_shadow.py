@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from brim.emulator.agent.shadow import default_passed
+
 AGENT = Path(__file__).parents[2] / "src" / "brim" / "emulator"
 
 PRELUDE = """
@@ -76,6 +78,10 @@ WRITES = {
     "through a link": "os.symlink('out/checkpoint-60/model.bin', 'soft'); open('soft', 'w').write('zeros')",
     "upper folder": "open('../work/out/checkpoint-60/model.bin', 'w').write('zeros')",
     "after chdir": "os.chdir('out/checkpoint-60'); open('model.bin', 'w').write('zeros')",
+    "bz2": "import bz2; bz2.open('out/checkpoint-60/model.bin', 'w').write(b'zeros')",
+    "bytes as a path": "open(b'out/checkpoint-60/model.bin', 'w').write('zeros')",
+    "copy2 over it": "open('n', 'w').write('zeros'); shutil.copy2('n', 'out/checkpoint-60/model.bin')",
+    "chown": "os.chown('out/checkpoint-60/model.bin', os.getuid(), os.getgid())",
     "temporary file beside it": "f = tempfile.NamedTemporaryFile(dir='out', delete=False); f.write(b'zeros'); f.close()",
 }
 
@@ -117,6 +123,23 @@ SEEN = {
     "a renamed folder": (
         "os.rename('out/checkpoint-60', 'out/best'); print(os.listdir('out'), sorted(os.listdir('out/best')))",
         "['best'] ['model.bin', 'state.json']",
+    ),
+    "copytree of what it wrote": (
+        "os.mkdir('m'); open('m/a', 'w').write('x'); shutil.copytree('m', 'n'); print(os.listdir('n'))",
+        "['a']",
+    ),
+    "its working folder": (
+        "here = os.getcwd(); os.mkdir('d'); os.chdir('d'); print(os.getcwd() == here + '/d', os.path.exists('../out'))",
+        "True True",
+    ),
+    "entries of a listing": (
+        "os.mkdir('d'); open('d/a', 'w').write('x'); print([open(e.path).read() for e in os.scandir('d')])",
+        "['x']",
+    ),
+    "free space": ("os.mkdir('d'); print(shutil.disk_usage('d').total > 0)", "True"),
+    "a link that is copied as a link": (
+        "os.symlink('out', 'l'); shutil.copy2('l', 'k', follow_symlinks=False); print(os.readlink('k'))",
+        "out",
     ),
     "pathlib": (
         "p = pathlib.Path('out/checkpoint-63'); p.mkdir(); (p / 'a').write_text('b'); print(p.is_dir(), [q.name for q in p.iterdir()], (p / 'a').read_text())",
@@ -168,3 +191,22 @@ def test_a_second_process_sees_the_writes_of_the_first(tmp_path: Path, checkpoin
     in_shadow(tmp_path, "shutil.rmtree('out'); open('note', 'w').write('from the first')")
     assert in_shadow(tmp_path, "print(os.path.exists('out'), open('note').read())") == "False from the first"
     assert (checkpoint / "out").is_dir()
+
+
+def test_a_link_into_a_folder_that_is_passed_through_stays_and_its_target_too(tmp_path: Path, checkpoint: Path) -> None:
+    blob = tmp_path / "root" / "blob"
+    blob.parent.mkdir()
+    blob.write_text("downloaded")
+    (checkpoint / "weights").symlink_to(blob)
+    in_shadow(tmp_path, "open('weights', 'w').write('zeros'); os.remove('weights'); print(os.path.exists('weights'))")
+    assert (checkpoint / "weights").is_symlink()
+    assert blob.read_text() == "downloaded"
+
+
+def test_caches_that_hold_the_working_folder_are_not_passed_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = tmp_path / "hub" / "project"
+    project.mkdir(parents=True)
+    monkeypatch.chdir(project)
+    passed = default_passed({"HF_HOME": str(tmp_path)})
+    assert str(tmp_path / "hub") not in passed
+    assert str(tmp_path / "datasets") in passed
