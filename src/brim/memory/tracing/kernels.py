@@ -134,9 +134,16 @@ def _embedding_backward(arguments: Any, _keywords: Any) -> Scratch:
     return Scratch(held=(*copied, buffer(0), buffer(0)), after=(buffer(0), buffer(1), buffer(1), buffer(2), buffer(3)))
 
 
+def _softmax_backward(arguments: Any, _keywords: Any) -> Scratch:
+    """The gradient times the result (aten/src/ATen/native/cuda/SoftMax.cu, `softmax_backward_cuda_out`)."""
+    grad: torch.Tensor = arguments[0]
+    return _after(torch.ops.aten.mul.Tensor, grad.numel() * grad.itemsize)
+
+
 _aten = torch.ops.aten
 _CUDA_SCRATCH: dict[Any, Callable[[Any, Any], Scratch]] = {
     _aten._safe_softmax.default: _safe_softmax,
+    _aten._softmax_backward_data.default: _softmax_backward,
     _aten.sum.default: _reduction,
     _aten.sum.dim_IntList: _reduction,
     _aten.mean.default: _reduction,
