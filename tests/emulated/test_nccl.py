@@ -158,7 +158,9 @@ result = before - torch.cuda.mem_get_info()[0]
 
 
 def test_two_ranks_on_one_card_are_refused(on_card: RunOnCard) -> None:
-    done = on_card(START.replace("set_device(rank)", "set_device(0)") + "dist.barrier()", nproc=2, check=False)
+    done = on_card(
+        START.replace("set_device(rank)", "set_device(0)") + "dist.all_reduce(torch.ones(1, device='cuda'))", nproc=2, check=False
+    )
     assert done.returncode
     assert "Duplicate GPU detected" in done.stderr
 
