@@ -8,7 +8,7 @@ Its answer is the size that trains while the two above it do not; it tries the p
 
 The limit is the same for both: the memory of the card, less the margin of a probe (2 percent, at least 2 MiB), counted with the CUDA
 context, held by `torch.cuda.set_per_process_memory_fraction`. The verdict is the same too: a size trains if no step runs out of memory
-and the allocator does not have to give its cache back in step after step (where it had to, two more steps must do without). The steps of
+and the allocator does not have to give its cache back in step after step (where it had to, a later pair must do without). The steps of
 brute force have no mask, a mask, no mask, because attention may take another kernel; a probe runs both as well, and mixed lengths, an
 evaluation and a save.
 

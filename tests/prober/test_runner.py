@@ -135,7 +135,7 @@ def test_a_device_that_is_recorded_stands_for_one_that_is_not_here(server: ForkS
 
 
 def test_an_allocator_that_gives_memory_back_to_go_on_is_thrashing(server: ForkServer) -> None:
-    counts = (2, 2, 4, 5)
+    counts = (2, 2, 3, 4, 5)
     trial = on_a_gpu(Toy(), server, *({"allocator_retries": count} for count in counts)).run(exam(2))
     assert (trial.verdict, trial.allocator_retries) == ("thrashing", 3)
     assert "3 times" in trial.message

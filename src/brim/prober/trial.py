@@ -183,6 +183,7 @@ def limited(device: Device, name: str, exam: Exam) -> Iterator[None]:
 
 _MORE_STEPS: Final = 3
 """Times the first two steps of the full size, at most, until `soak_seconds` are spent on them."""
+_SETTLING_ROUNDS: Final = 2
 _HAS_PROC: Final = Path("/proc/self/status").exists()
 
 
@@ -282,13 +283,7 @@ class _Examiner:
             self._computing.append(computing)
             self._updating.append(updating)
             notes.steps += 1
-        retries = self._meter.read()["retries"]
-        if retries:
-            # What smaller steps had left in the cache is given back once. Only what goes on is thrashing.
-            for padded in exam.masks:
-                full = replace(exam.longest, padded=padded)
-                self._step(trainee, [one, full] if exam.accumulates else [full])
-            self._late_retries = self._meter.read()["retries"] - retries
+        self._settle(trainee, one)
         if exam.mixed:
             self._step(trainee, exam.mixed)
         if exam.evaluation is not None:
@@ -297,6 +292,18 @@ class _Examiner:
         if exam.saves:
             notes.enter("saving")
             trainee.save()
+
+    def _settle(self, trainee: Trainee, one: Shape) -> None:
+        """What smaller steps had left in the cache may be given back. Only what goes on when steps are repeated is thrashing."""
+        retries = self._late_retries = self._meter.read()["retries"]
+        for _round in range(_SETTLING_ROUNDS):
+            if not self._late_retries:
+                return
+            for padded in self._exam.masks:
+                full = replace(self._exam.longest, padded=padded)
+                self._step(trainee, [one, full] if self._exam.accumulates else [full])
+            before, retries = retries, self._meter.read()["retries"]
+            self._late_retries = retries - before
 
     def time(self, trainee: Trainee, exam: Exam, repeats: int) -> Point | None:
         """Some steps of one shape, after one of a single sequence of its kind; None: out of memory."""
