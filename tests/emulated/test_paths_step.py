@@ -182,8 +182,8 @@ def test_a_trainer_with_brim_attached_trains_through_out_of_memory(on_card: RunO
         + f"""
 class Hungrier(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        loss = super().compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
-        return Hungry.apply(loss, len(inputs["input_ids"]), 150, 20) if model.training else loss
+        found = super().compute_loss(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
+        return Hungry.apply(found, len(inputs["input_ids"]), 150, 20) if model.training else found
 
 
 arguments = TrainingArguments(
