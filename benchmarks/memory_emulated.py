@@ -5,8 +5,9 @@
     python benchmarks/memory_emulated.py --microscope '{"model": "gpt2", "gpu": "t4", "micro_batch": 4}' [--all]
 
 Cases are drawn by seed (`emulated/draw.py`). Each is trained for three steps by plain torch, transformers, peft and bitsandbytes
-(`emulated/training.py`) on an emulated card with unlimited memory; `brim.estimate` predicts the same case. The table compares
-`torch.cuda.max_memory_allocated` and `max_memory_reserved` with the prediction; positive errors mean that brim predicts more.
+(`brim/emulator/training.py`, a program that imports nothing of brim) on an emulated card with unlimited memory; `brim.estimate`
+predicts the same case. The table compares `torch.cuda.max_memory_allocated` and `max_memory_reserved` with the prediction;
+positive errors mean that brim predicts more.
 Exit 1 if a bar is missed.
 
 The microscope records torch's memory history of one case, aligns it with the predicted requests and shows the first that differs.
@@ -38,7 +39,7 @@ from brim.workload.settings import read_settings
 from emulated.draw import Case, draw
 
 _ROOT = Path(__file__).resolve().parents[1]
-_TRAINING = Path(__file__).parent / "emulated" / "training.py"
+_TRAINING = _ROOT / "src" / "brim" / "emulator" / "training.py"
 _DEFAULTS: Case = {
     "gpu": "rtx-3090", "method": "full", "precision": "fp32", "micro_batch": 1, "seq_len": 512, "checkpointing": "none",
     "optimizer": "adamw", "attention": "sdpa", "padded": False, "accumulation": 1, "max_grad_norm": 1.0,

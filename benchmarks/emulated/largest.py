@@ -10,6 +10,7 @@ The answer is the size that trains while the two above it do not. Where a guess 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -18,9 +19,15 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from emulated.training import DTYPES, HALVES, build, make_batch, make_optimizer
+_SPEC = importlib.util.spec_from_file_location(
+    "training", Path(__file__).resolve().parents[2] / "src" / "brim" / "emulator" / "training.py"
+)
+assert _SPEC is not None
+assert _SPEC.loader is not None
+training: Any = importlib.util.module_from_spec(_SPEC)  # by its path: the package itself is not imported
+_SPEC.loader.exec_module(training)
+DTYPES, HALVES = training.DTYPES, training.HALVES
+build, make_batch, make_optimizer = training.build, training.make_batch, training.make_optimizer
 
 # mypy: disable-error-code="no-untyped-call"
 

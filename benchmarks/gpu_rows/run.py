@@ -21,7 +21,7 @@ from brim.memory.outside import outside
 from brim.memory.sharding.shard import shard
 from brim.memory.tracing.autocast import Autocast
 from brim.memory.tracing.building import HALVES, build_model, find_layers, make_batch
-from brim.memory.tracing.kernels import Kernels, scratch_bytes
+from brim.memory.tracing.kernels import Kernels, in_order, scratch_of
 from brim.memory.tracing.optimizers import Stepper, make_optimizer
 from brim.memory.tracing.reference import _backward, _state_tensors, _vocabulary
 from brim.memory.tracing.trace import Tracer
@@ -126,7 +126,12 @@ class _Loop:
         self._model: Any = build_model(setup, backend=target.backend)
         case.change(self._model)
         self._trainable = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-        self._tracer = Tracer(scalar=True, scratch=partial(scratch_bytes, target), vocabulary=_vocabulary(self._model))
+        self._tracer = Tracer(
+            scalar=True,
+            scratch=partial(scratch_of, target),
+            in_order=partial(in_order, target),
+            vocabulary=_vocabulary(self._model),
+        )
         self._autocast = Autocast(target.backend, HALVES[setup.precision]) if setup.precision in HALVES else None
         self._batch = make_batch(setup)
         self._batch["use_cache"] = case.caches

@@ -138,9 +138,9 @@ _HOMES = {
     "brim.prober.probe": ("probe",),
     "brim.proofs.verify": ("verify",),
     "brim.records": (
-        "Advice", "Candidate", "DataCard", "DataReport", "Diagnosis", "Emulation", "Estimate", "Evaluation", "Finding", "Ledger", "LedgerEntry",
-        "LedgerHeader", "LedgerSummary", "LoaderSettings", "Measurement", "MemoryPrediction", "Observation", "Plan", "Proof", "Proven",
-        "RunCard", "Saving", "ShapePoint", "SpeedPrediction", "TrainingResult", "Trial", "Verification",
+        "Advice", "Candidate", "DataCard", "DataReport", "Diagnosis", "Emulation", "Estimate", "Evaluation", "Finding", "Ledger",
+        "LedgerEntry", "LedgerHeader", "LedgerSummary", "LoaderSettings", "Measurement", "MemoryPrediction", "Observation", "Plan", "Proof",
+        "Proven", "RunCard", "Saving", "ShapePoint", "SpeedPrediction", "TrainingResult", "Trial", "Verification",
     ),
     "brim.sizes": ("format_bytes", "parse_size"),
     "brim.step.accumulate": ("GradientAccumulator",),

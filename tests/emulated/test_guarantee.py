@@ -61,7 +61,8 @@ def test_brim_train_with_and_without_out_of_memory_has_the_same_ledger(tmp_path:
         assert one.supervised_tokens == other.supervised_tokens
         assert other.loss == pytest.approx(one.loss, rel=TOLERANCE)
         assert other.grad_norm == pytest.approx(one.grad_norm, rel=TOLERANCE)
-    assert [step.loss for step in roomy] == sorted((step.loss for step in roomy), reverse=True), "it does learn"
+    losses = [step.loss for step in roomy if step.loss is not None]
+    assert losses == sorted(losses, reverse=True), "it does learn"
 
 
 def test_steps_and_an_attached_trainer_with_and_without_out_of_memory_have_the_same_ledger(on_card: RunOnCard) -> None:

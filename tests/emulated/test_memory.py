@@ -17,7 +17,7 @@ from brim.memory.where import find_where
 from brim.workload.resolve import find_model
 from brim.workload.settings import read_settings
 
-_TRAINING = Path(__file__).parents[2] / "benchmarks" / "emulated" / "training.py"
+_TRAINING = Path(__file__).parents[2] / "src" / "brim" / "emulator" / "training.py"
 _DEFAULTS: dict[str, Any] = {
     "method": "full", "precision": "fp32", "micro_batch": 2, "seq_len": 256, "checkpointing": "none", "optimizer": "adamw",
     "attention": "sdpa", "padded": False, "accumulation": 1, "max_grad_norm": 1.0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from brim.errors import UsageError
@@ -143,3 +143,16 @@ def _threads() -> int:
     from brim.machine.host import host
 
     return max(1, host().physical_cores or host().affinity_cores)
+
+
+def on_chosen_card(where: Where, index: int, *, is_limited: bool) -> Where:
+    """The GPU of this machine with that index. A given limit counts as far as the card has that much free."""
+    from brim.machine.detect import detect
+
+    cards = detect().accelerators
+    chosen = next((card for card in cards if card.index == index), None)
+    if chosen is None:
+        known = ", ".join(str(card.index) for card in cards)
+        raise UsageError(_("There is no GPU {index} here; there are: {known}.").format(index=index, known=known))
+    free = chosen.free_bytes or chosen.total_bytes
+    return replace(where, gpu=chosen.gpu, limit_bytes=min(where.limit_bytes, free) if is_limited else free)

@@ -18,7 +18,7 @@ import numpy as np
 from brim.errors import BrimError, OutOfMemoryError, RunError, UnsupportedError, UsageError
 from brim.locale import _, sentences
 from brim.memory.estimate import fill
-from brim.memory.where import Where, find_where
+from brim.memory.where import Where, find_where, on_chosen_card
 from brim.records import (
     DataCard,
     Launcher,
@@ -224,21 +224,8 @@ class Preparation:
                 text = _("--memory {asked} is more than the {there} of this machine.")
                 raise UsageError(text.format(asked=format_bytes(where.limit_bytes), there=format_bytes(there)))
         if where.gpu is not None and self.world.size == 1:
-            return self._on_card(where)
+            return on_chosen_card(where, self.request.gpu_index or 0, is_limited=self.request.memory is not None)
         return where
-
-    def _on_card(self, where: Where) -> Where:
-        """The GPU that was chosen; of --memory no more than is free there."""
-        from brim.machine.detect import detect
-
-        cards, index = detect().accelerators, self.request.gpu_index or 0
-        chosen = next((card for card in cards if card.index == index), None)
-        if chosen is None:
-            known = ", ".join(str(card.index) for card in cards)
-            raise UsageError(_("There is no GPU {index} here; there are: {known}.").format(index=index, known=known))
-        free = chosen.free_bytes or chosen.total_bytes
-        limit = free if self.request.memory is None else min(where.limit_bytes, free)
-        return replace(where, gpu=chosen.gpu, limit_bytes=limit)
 
     def _device(self, where: Where) -> str:
         return "cpu" if where.gpu is None else f"cuda:{self.request.gpu_index or 0}"

@@ -1,6 +1,6 @@
 """Plain training steps on a CUDA device: JSON lines of cases on stdin, JSON lines with torch's own peaks on stdout.
 
-    python -m brim.emulator --gpu t4 --memory 1024GiB -- python benchmarks/emulated/training.py < cases.jsonl
+    python -m brim.emulator --gpu t4 --memory 1024GiB -- python src/brim/emulator/training.py < cases.jsonl
 
 Nothing of brim is imported here: the steps are torch, transformers, peft and bitsandbytes as their users call them. A line holds the case,
 and the model's config.json as a dictionary. Every case runs in a fork of this process, so that the libraries are imported once a card.
