@@ -176,7 +176,7 @@ def compiled(torch: TorchBuild, *, progress: Callable[[str], None] | None = None
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 missing = {name: build for name, build in parts.items() if not (root / name).is_dir()}
                 if missing:
-                    (progress or _write_stderr)(_("Compiling the emulated card (once, about 20 s)"))
+                    (progress or _write_stderr)(_("Compiling the emulated card (once, about a minute)"))
                 for name, build in missing.items():
                     _build(root / name, torch, build)
     except OSError as error:
