@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 VENV_CUDA  ?= .venv-cuda
 READY_CUDA := $(VENV_CUDA)/.ready
 
-.PHONY: demo test test-all test-emulated emulator lint format bench translations clean
+.PHONY: demo test test-all test-emulated test-emulated-other emulator lint format bench translations clean
 
 demo: $(READY)  ## the main job on the embedded default
 	@$(BIN)/brim demo
@@ -26,6 +26,12 @@ emulator: $(READY_CUDA)  ## set up the CUDA build of torch for the emulated card
 
 test-emulated: $(READY_CUDA)  ## the suite on emulated CUDA cards
 	@$(VENV_CUDA)/bin/python -m pytest -q -n 2 --dist worksteal -m "not slow" tests/emulated
+
+VENV_OTHER ?= .venv-torch-other
+test-emulated-other: $(READY_CUDA)  ## the card under another version of torch, built for CUDA 12 (about 5 GB more)
+	@test -x $(VENV_OTHER)/bin/python || $(PYTHON) -m venv $(VENV_OTHER)
+	@$(VENV_OTHER)/bin/python -m pip install --quiet --disable-pip-version-check --no-input 'torch===2.9.1' numpy nvidia-ml-py
+	@BRIM_EMULATED_PYTHON=$(VENV_OTHER)/bin/python $(VENV_CUDA)/bin/python -m pytest -q -m "not slow" tests/emulated/test_card.py tests/emulated/test_nccl.py
 
 lint: $(READY)  ## style, types, and the arrows between the rooms
 	@$(BIN)/ruff check .
@@ -65,4 +71,4 @@ $(READY_CUDA): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV_CUDA) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV_CUDA) $(VENV_OTHER) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
