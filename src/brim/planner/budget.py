@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 _MOST_SEQUENCES: Final = 4096
 """In a micro-batch that is looked at; beyond, the polynomial goes on."""
 _GROWTH: Final = 4
+_CHECKS: Final = 3
+"""Rounds in which the largest micro-batches that a cost allows are predicted themselves."""
+_TOLERATED: Final = 1.005
 _ALONE_MATTERS: Final = 0.7
 """Of the limit: where one sequence of the longest needs less, nobody asks how much less it needs alone."""
 _LEAST_LENGTHS: Final = 3
@@ -100,6 +103,12 @@ def budget(
     lines = {lengths: _footprint(request, accumulation, lengths) for lengths in _grid(request)}
     points = {(count, *lengths): size for lengths, line in lines.items() for count, size in _around(line, room).items()}
     cost = _bytes_of(lines, points, room)
+    for _round in range(_CHECKS):
+        missed = _missed(lines, cost, room)
+        if not missed.keys() - points.keys():
+            break
+        points |= missed
+        cost = _bytes_of(lines, points, room)
     for line in lines.values():
         line.keep()
     _check_anything_fits(request, cost)
@@ -189,6 +198,20 @@ def _bytes_of(lines: dict[Shape, Footprint], points: dict[Shape, int], room: int
         return several
     singles = {(1, *lengths): line.device_bytes(1) for lengths, line in lines.items()}
     return AloneOrSeveral(raised(fit(singles, room), singles, room), several)
+
+
+def _missed(lines: dict[Shape, Footprint], cost: Cost, room: int) -> dict[Shape, int]:
+    """The largest micro-batch of each length that the cost allows, where it needs more than there is: scratch of kernels has thresholds."""
+    found = {}
+    for lengths, line in lines.items():
+        allowed = np.flatnonzero(cost(np.arange(1, _MOST_SEQUENCES + 1), *lengths) <= room)
+        if not len(allowed):
+            continue
+        count = int(allowed[-1]) + 1
+        needed = line.device_bytes(count, limit=int(BEYOND * room))
+        if needed > _TOLERATED * room:
+            found[(count, *lengths)] = needed
+    return found
 
 
 def _around(footprint: Footprint, room: int) -> dict[int, int]:
