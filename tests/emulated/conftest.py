@@ -133,6 +133,6 @@ def on_card(tmp_path: Path) -> RunOnCard:
 
 
 def _environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("BRIM_CARD", "CUDA_", "PYTORCH_"))}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("BRIM_CARD", "CUDA_", "PYTORCH_", "DS_"))}
     # Some virtual machines advertise AMX and cannot run it (SIGILL in bf16); one thread per process, as several share the machine.
     return {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **kept}

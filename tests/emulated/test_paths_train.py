@@ -137,7 +137,9 @@ result = {"first": first, "second": second, "held": held.numel()}
     assert (found["second"]["finished"], found["second"]["device"], found["second"]["probed"]) == (True, "cuda:1", True)
 
 
-@pytest.mark.parametrize("sharding", ["ddp", "fsdp", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize(
+    "sharding", ["ddp", "fsdp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero1", "zero2", "zero3"))]
+)
 def test_two_ranks_train_with_every_engine(on_card: RunOnCard, sharding: str) -> None:
     done = on_card(
         TINY
@@ -152,6 +154,7 @@ result = train(verify=False, probe=False, max_steps=2, gpus=2, sharding={shardin
     assert (done.result["finished"], done.result["kept"], done.result["steps"]) == (True, True, 2)
 
 
+@pytest.mark.slow
 def test_records_of_a_run_are_read_back(on_card: RunOnCard, tmp_path: Path) -> None:
     """Watch, report and doctor read what a run on a card has left; env and detect describe the card."""
     done = on_card(
