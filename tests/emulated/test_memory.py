@@ -82,7 +82,7 @@ OPEN = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.xfail(reason=OPEN[name], strict=False)) if name in OPEN else name for name in CASES],
+    [pytest.param(name, marks=pytest.mark.xfail(reason=OPEN[name])) if name in OPEN else name for name in CASES],
 )
 def test_prediction_equals_training_on_the_card(name: str, measured: dict[str, dict[str, Any]]) -> None:
     row = measured[name]

@@ -44,7 +44,7 @@ result = {
     assert done.result["own"] == 0, "the process that asks may not hold a context: a trial could not have that memory"
 
 
-@pytest.mark.xfail(reason="the prediction is not within 2 % of the measured reserved bytes on this card yet", strict=False)
+@pytest.mark.xfail(reason="the prediction is not within 2 % of the measured reserved bytes on this card yet")
 def test_a_step_without_a_mask_is_compared_with_the_prediction_of_one(on_card: RunOnCard) -> None:
     """On a T4, attention with grouped heads and without a mask runs on the math kernel, which takes more."""
     done = on_card(

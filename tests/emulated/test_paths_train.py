@@ -154,7 +154,7 @@ result = train(verify=False, probe=False, max_steps=2, gpus=2, sharding={shardin
     assert (done.result["finished"], done.result["kept"], done.result["steps"]) == (True, True, 2)
 
 
-@pytest.mark.xfail(reason="a card with another capacity than the catalogue's is not recognised by its name", strict=False)
+@pytest.mark.xfail(reason="a card with another capacity than the catalogue's is not recognised by its name")
 def test_records_of_a_run_are_read_back(on_card: RunOnCard, tmp_path: Path) -> None:
     """Watch, report and doctor read what a run on a card has left; env and detect describe the card."""
     done = on_card(

@@ -76,7 +76,7 @@ WRITES = {
     "symlink": "os.symlink('out', 'latest')",
     "link": "os.link('out/checkpoint-60/model.bin', 'hard'); open('hard', 'w').write('zeros')",
     "through a link": "os.symlink('out/checkpoint-60/model.bin', 'soft'); open('soft', 'w').write('zeros')",
-    "upper folder": "open('../work/out/checkpoint-60/model.bin', 'w').write('zeros')",
+    "upper folder": "open(os.path.join('..', os.path.basename(os.getcwd()), 'out/checkpoint-60/model.bin'), 'w').write('zeros')",
     "after chdir": "os.chdir('out/checkpoint-60'); open('model.bin', 'w').write('zeros')",
     "bz2": "import bz2; bz2.open('out/checkpoint-60/model.bin', 'w').write(b'zeros')",
     "bytes as a path": "open(b'out/checkpoint-60/model.bin', 'w').write('zeros')",

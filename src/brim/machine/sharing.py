@@ -41,7 +41,7 @@ def others_of_card(index: int, own_bytes: int | None = None) -> Others:
     """What others hold of the card with this physical number. `own_bytes`: reserved there by this process; None: it has no context."""
     listed = nvml.processes(index)
     others = tuple(process for process in listed if process.pid != os.getpid())
-    # In a container NVML may list processes by the numbers of the host, or not at all: then nobody is named.
+    # In a container NVML may list processes by the numbers of the host, or not at all: then no process is named.
     is_listed = len(others) < len(listed)
     if own_bytes is None or is_listed:
         used = sum(process.used_bytes or 0 for process in others)

@@ -103,7 +103,7 @@ class ProbeRequest:
         return self.where.limit_bytes - self.margin_bytes
 
     def others(self) -> str:
-        """Who else holds memory of the GPU, in a sentence; empty where nobody does, or the limit was given."""
+        """Which other processes hold memory of the GPU, in a sentence; empty if none do, or if the limit was given."""
         if self.is_cpu or self.limit_was_asked or not self.device.startswith("cuda"):
             return ""
         return str(others_here(int(self.device.partition(":")[2] or 0)))

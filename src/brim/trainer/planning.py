@@ -178,8 +178,8 @@ class Planning:
         ways = next(iter(plan.hints), "") or _(
             "`brim plan` says what would fit: shorter sequences, checkpointing, LoRA, another optimizer."
         )
-        told = _("{model} does not fit into {limit}: {missing} more would be needed.").format(
+        message = _("{model} does not fit into {limit}: {missing} more would be needed.").format(
             model=self.request.model.name, limit=format_bytes(where.limit_bytes), missing=format_bytes(plan.missing_bytes)
         )
         others = str(others_here(self.request.gpu_index or 0)) if where.is_here and self.request.memory is None else ""
-        return OutOfMemoryError(sentences(told, others), hint=ways)
+        return OutOfMemoryError(sentences(message, others), hint=ways)
