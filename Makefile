@@ -10,8 +10,11 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 # The CUDA build of the same torch, for the emulated card: about 5 GB, only for `make emulator` and `make test-emulated`.
 VENV_CUDA  ?= .venv-cuda
 READY_CUDA := $(VENV_CUDA)/.ready
+# A second version of torch for the card: about 5 GB more, only for `make test-emulated-cuda12`.
+VENV_CUDA12  ?= .venv-cuda12
+READY_CUDA12 := $(VENV_CUDA12)/.ready
 
-.PHONY: demo test test-all test-emulated test-emulated-other emulator lint format bench translations clean
+.PHONY: demo test test-all test-emulated test-emulated-all test-emulated-cuda12 emulator emulator-cuda12 lint format bench translations clean
 
 demo: $(READY)  ## the main job on the embedded default
 	@$(BIN)/brim demo
@@ -22,16 +25,19 @@ test: $(READY)  ## everything but the slow suites
 test-all: $(READY)  ## the slow suites too
 	@$(PYTEST) --hypothesis-profile new
 
+emulator-cuda12: $(READY_CUDA12)
+
 emulator: $(READY_CUDA)  ## set up the CUDA build of torch for the emulated card (about 5 GB)
 
-test-emulated: $(READY_CUDA)  ## the suite on emulated CUDA cards
+test-emulated: $(READY_CUDA)  ## the suite on emulated CUDA cards, without the slow tests
 	@$(VENV_CUDA)/bin/python -m pytest -q -n 2 --dist worksteal -m "not slow" tests/emulated
 
-VENV_OTHER ?= .venv-torch-other
-test-emulated-other: $(READY_CUDA)  ## the card under another version of torch, built for CUDA 12 (about 5 GB more)
-	@test -x $(VENV_OTHER)/bin/python || $(PYTHON) -m venv $(VENV_OTHER)
-	@$(VENV_OTHER)/bin/python -m pip install --quiet --disable-pip-version-check --no-input 'torch===2.9.1' numpy nvidia-ml-py
-	@BRIM_EMULATED_PYTHON=$(VENV_OTHER)/bin/python $(VENV_CUDA)/bin/python -m pytest -q -m "not slow" tests/emulated/test_card.py tests/emulated/test_nccl.py
+test-emulated-all: $(READY_CUDA)  ## the slow emulated tests too
+	@$(VENV_CUDA)/bin/python -m pytest -q -n 2 --dist worksteal tests/emulated
+
+test-emulated-cuda12: $(READY_CUDA) $(READY_CUDA12)  ## the card itself under torch 2.9.1, built for CUDA 12
+	@BRIM_EMULATOR_PYTHON=$(abspath $(VENV_CUDA12))/bin/python $(VENV_CUDA)/bin/python -m pytest -q -n 2 --dist worksteal -m "not slow" \
+		tests/emulated/test_card.py tests/emulated/test_nccl.py
 
 lint: $(READY)  ## style, types, and the arrows between the rooms
 	@$(BIN)/ruff check .
@@ -67,8 +73,14 @@ $(READY_CUDA): pyproject.toml constraints.txt
 	@test -x $(VENV_CUDA)/bin/python || $(PYTHON) -m venv $(VENV_CUDA)
 	@mkdir -p build && sed '/^torch==/d' constraints.txt > build/constraints-cuda.txt
 	@$(VENV_CUDA)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --constraint build/constraints-cuda.txt \
-		"$$(sed -n 's/^torch==/torch===/p' constraints.txt)" --editable '.[dev,quant,deepspeed]'
+		"$$(sed -n 's/^torch==/torch===/p' constraints.txt)" liger-kernel==0.8.5 --editable '.[dev,quant,deepspeed]'
+	@touch $@
+
+$(READY_CUDA12):
+	@echo "Setting up $(VENV_CUDA12) with torch 2.9.1 for CUDA 12 (once; about 5 GB and a few minutes)" >&2
+	@test -x $(VENV_CUDA12)/bin/python || $(PYTHON) -m venv $(VENV_CUDA12)
+	@$(VENV_CUDA12)/bin/python -m pip install --quiet --disable-pip-version-check --no-input 'torch===2.9.1' numpy nvidia-ml-py
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV_CUDA) $(VENV_OTHER) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV_CUDA) $(VENV_CUDA12) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

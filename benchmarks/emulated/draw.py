@@ -45,11 +45,11 @@ def draw(count: int, seed: int) -> list[Case]:
 
 
 def _one(randomness: random.Random) -> Case:
-    size = _weighted(randomness, _SHARES)
+    size = weighted(randomness, _SHARES)
     model = randomness.choice(_MODELS[size].split())
     gpu = randomness.choice(CARDS)
-    method = _weighted(randomness, _methods(size))
-    precision = _weighted(randomness, _precisions(gpu, method))
+    method = weighted(randomness, _methods(size))
+    precision = weighted(randomness, _precisions(gpu, method))
     length = randomness.choice([length for length in _LENGTHS if length <= _longest(size, model)])
     batch = randomness.choice([batch for batch in _BATCHES if batch * length <= _MOST_TOKENS[size]])
     case: Case = {
@@ -59,11 +59,11 @@ def _one(randomness: random.Random) -> Case:
         "precision": precision,
         "micro_batch": batch,
         "seq_len": length,
-        "checkpointing": _weighted(randomness, {"none": 0.6, "full": 0.4}),
-        "optimizer": _weighted(randomness, _optimizers(method)),
-        "attention": "eager" if model in _EAGER_ONLY else _weighted(randomness, {"sdpa": 0.8, "eager": 0.2}),
+        "checkpointing": weighted(randomness, {"none": 0.6, "full": 0.4}),
+        "optimizer": weighted(randomness, _optimizers(method)),
+        "attention": "eager" if model in _EAGER_ONLY else weighted(randomness, {"sdpa": 0.8, "eager": 0.2}),
         "padded": randomness.random() < 0.5,
-        "accumulation": int(_weighted(randomness, {"1": 0.75, "2": 0.15, "4": 0.1})),
+        "accumulation": int(weighted(randomness, {"1": 0.75, "2": 0.15, "4": 0.1})),
         "max_grad_norm": 1.0 if randomness.random() < 0.85 else None,
     }
     if model.startswith("gpt-neo"):  # transformers has no other attention for it either
@@ -99,5 +99,5 @@ def _longest(size: str, model: str) -> int:
     return 512 if size == "seq2seq" else 1024 if "gpt2" in model or size == "largest" else 2048
 
 
-def _weighted(randomness: random.Random, weights: dict[str, float]) -> str:
+def weighted(randomness: random.Random, weights: dict[str, float]) -> str:
     return randomness.choices(list(weights), list(weights.values()))[0]

@@ -138,3 +138,19 @@ def test_the_other_side_of_a_pair_of_flags_may_stand_in_a_file(cli: Cli, model: 
 def test_it_speaks_chinese(cli: Cli, model: str) -> None:
     out = cli("estimate", model, "--gpu", "t4", "--seq-len", "64", "--lang", "zh_CN").out
     assert "放得下" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--gpu", "t4*2"), "--check covers one GPU; this estimate is for 2."),
+        (("--gpu", "24GiB"), "--check needs a card of the catalogue"),
+        (("--gpu", "t4", "--optimizer", "lion"), "--check does not cover --optimizer lion."),
+        (("--gpu", "a100-40gb", "--attention", "flash2", "--precision", "bf16"), "--check covers attention sdpa and eager"),
+        (("--device", "cpu"), "--check needs an NVIDIA card"),
+    ],
+)
+def test_a_check_that_cannot_be_made_is_refused(cli: Cli, model: str, options: tuple[str, ...], message: str) -> None:
+    ended = cli("estimate", model, *options, "--seq-len", "64", "--micro-batch", "1", "--check")
+    assert ended.code == 2
+    assert message in ended.err

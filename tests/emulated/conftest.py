@@ -1,13 +1,14 @@
 """The suite that runs on the CUDA build of torch with emulated cards: `.venv-cuda/bin/python -m pytest tests/emulated`.
 
 `on_card` runs a snippet of Python on a card, in a child process with this interpreter. What the snippet assigns to `result` comes back.
-BRIM_EMULATED_PYTHON names another interpreter for the children: `test_card.py` and `test_nccl.py` run on any CUDA build of torch.
+BRIM_EMULATOR_PYTHON names another interpreter for the children: `test_card.py` and `test_nccl.py` run on any CUDA build of torch.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -25,7 +26,7 @@ from brim.machine.host import cache_folder
 _COMPILED = (
     cache_folder() / "emulator"
 )  # of the machine: every test has a cache folder of its own, and compiling takes half a minute
-PYTHON = os.environ.get("BRIM_EMULATED_PYTHON", sys.executable)
+PYTHON = os.environ.get("BRIM_EMULATOR_PYTHON", sys.executable)
 """The interpreter of the children: this one, or one with another build of torch."""
 _RESULT = "BRIM_TEST_RESULT"
 # Each rank of a snippet writes its result to a file of its own; the ranks of `torchrun` set RANK.
@@ -35,6 +36,10 @@ import json as _json, os as _os
 with open(_os.environ["{_RESULT}"] + "." + _os.environ.get("RANK", "0"), "w") as _file:
     _json.dump(globals().get("result"), _file)
 """
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a suite in the background of a shell: children would ignore it too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @cache

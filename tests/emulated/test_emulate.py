@@ -200,6 +200,16 @@ BYPASSES = {
     "sqlite": "import sqlite3; sqlite3.connect('out/model.pt').execute('create table a (b)')",
     "a program": "import subprocess; subprocess.run(['rm', '-rf', 'out'])",
     "C++ of torch": "import torch; torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), 'out/model.pt')",
+    "programs with an environment of their own": (
+        "import os, subprocess, sys\n"
+        "own = {'PATH': os.environ['PATH']}\n"
+        "subprocess.run(['rm', '-rf', 'out/final'], env=own)\n"
+        "subprocess.run([sys.executable, '-c', 'open(\"out/model.pt\", \"w\").close()'], env=own)\n"
+        "subprocess.run(['env', '-i', '/bin/sh', '-c', 'echo a > out/model.pt'])\n"
+        "os.environ.clear()\n"
+        "os.posix_spawn('/bin/rm', ['rm', '-rf', 'out/checkpoint-1'], {})\n"
+        "subprocess.run(['/bin/rm', '-rf', 'out/checkpoint-2'])"
+    ),
     "a raw descriptor": "import posix; posix.open('out/model.pt', posix.O_WRONLY | posix.O_TRUNC)",
 }
 
@@ -213,10 +223,12 @@ def test_writers_that_are_not_redirected_are_refused(work: Path, code: str) -> N
 
 
 def test_a_data_set_is_saved_and_loaded_again_in_the_shadow(work: Path) -> None:
-    code = "import tiny, datasets; tiny.tokenized(4).save_to_disk('rows'); print('ROWS', len(datasets.load_from_disk('rows').map(lambda row: row)))"
+    code = "import io, tiny, datasets; io.FileIO('raw', 'w').write(b'a'); assert isinstance(open('raw', 'rb', 0), io.FileIO); assert open('raw').read() == 'a'; "
+    code += "tiny.tokenized(4).save_to_disk('rows'); print('ROWS', len(datasets.load_from_disk('rows').map(lambda row: row)))"
     _record, text = emulate(work, sys.executable, "-c", code, code=1)
     assert "ROWS 4" in text
     assert not (work / "rows").exists()
+    assert not (work / "raw").exists()
 
 
 def test_training_in_a_forked_process_is_seen(work: Path) -> None:

@@ -111,15 +111,16 @@ except brim.UnsupportedError as error:
     assert not done.result["folder"]
 
 
-@pytest.mark.xfail(reason="loading fails with a tensor of negative size on the small second card; cause not found", strict=False)
 def test_one_process_uses_the_card_it_was_given(on_card: RunOnCard) -> None:
-    """A Trainer that sees two cards would spread over both. Most of the first is taken."""
+    """A Trainer that sees two cards would spread over both. Most of the first is taken. Smaller cards do not do: transformers loads onto
+    a card with `device_map` only if it has more than 1.2 GiB (`caching_allocator_warmup`).
+    """
     done = on_card(
         TINY
         + """
 import torch
 
-held = torch.empty(900 << 20, dtype=torch.uint8, device="cuda:0")
+held = torch.empty(1500 << 20, dtype=torch.uint8, device="cuda:0")
 first = second = None
 try:
     train(verify=False, probe=False, max_steps=1)
@@ -128,7 +129,7 @@ except brim.OutOfMemoryError as error:
 second = train(verify=False, max_steps=1, gpu_index=1, method="qlora", micro_batch=None)
 result = {"first": first, "second": second, "held": held.numel()}
 """,
-        memory="1200MiB",
+        memory="2GiB",
         count=2,
         timeout=600,
     )
@@ -154,7 +155,6 @@ result = train(verify=False, probe=False, max_steps=2, gpus=2, sharding={shardin
     assert (done.result["finished"], done.result["kept"], done.result["steps"]) == (True, True, 2)
 
 
-@pytest.mark.xfail(reason="a card with another capacity than the catalogue's is not recognised by its name")
 def test_records_of_a_run_are_read_back(on_card: RunOnCard, tmp_path: Path) -> None:
     """Watch, report and doctor read what a run on a card has left; env and detect describe the card."""
     done = on_card(
@@ -180,7 +180,7 @@ result = {
         timeout=600,
     )
     found = done.result
-    assert (found["gpu"], found["total"]) == ("rtx-4090", 2 << 30)
+    assert (found["gpu"], found["total"]) == ("rtx-4090-24gb", 2 << 30)
     assert found["watts"] is not None
     assert found["celsius"] is not None
     assert found["watch"][0] == 0, found["watch"][1]
@@ -189,3 +189,107 @@ result = {
     assert found["doctor"][0] in {0, 1}
     assert "RTX 4090" in found["env"][1]
     assert json.dumps(found["env"])
+
+
+HUNGRY = (
+    TINY
+    + """
+import os, subprocess
+from brim.trainer.manifest import last_checkpoint
+
+Path("hungry.py").write_text('''
+import os
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+EVALUATION_MIB = int(os.environ.get("EVALUATION_MIB", "0"))
+SAVES_THAT_FAIL = os.environ.get("SAVES_THAT_FAIL", "").split()
+plain_save, saves = torch.save, []
+
+
+class Hungry(LlamaForCausalLM):
+    has_trained = False
+
+    def forward(self, input_ids=None, **named):
+        self.has_trained |= self.training
+        if self.has_trained and not self.training:
+            torch.empty(len(input_ids) * EVALUATION_MIB << 20, dtype=torch.uint8, device=input_ids.device)
+        return super().forward(input_ids=input_ids, **named)
+
+
+def hungry_save(what, where, *args, **named):
+    "Runs out of memory when the weights of the checkpoint are written already."
+    if "optimizer" in str(where):
+        saves.append(where)
+        if str(len(saves)) in SAVES_THAT_FAIL:
+            torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
+    return plain_save(what, where, *args, **named)
+
+
+def build():
+    torch.save = hungry_save
+    return Hungry(LlamaConfig(
+        vocab_size=1600, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, use_cache=False, pad_token_id=0,
+    ))
+''')
+os.environ["PYTHONPATH"] = os.getcwd()
+
+
+def run(**options):
+    "The error of a run in the folder `run`, and what it left there."
+    error = {}
+    try:
+        brim.train(**options)
+    except brim.BrimError as raised:
+        error = {"kind": type(raised).__name__, "code": raised.exit_code, "message": raised.message, "hint": raised.hint}
+    names = sorted(path.name for path in Path("run").iterdir() if path.name not in ("plan.json", "timeline.json"))
+    return {"error": error, "names": names, "whole": last_checkpoint(Path("run")).name}
+"""
+)
+
+
+def test_out_of_memory_in_evaluation_and_in_saving_costs_no_step(on_card: RunOnCard) -> None:
+    """Three times in one folder: a checkpoint that cannot be saved; an evaluation of which not one sequence fits; both, but not so bad."""
+    done = on_card(
+        HUNGRY
+        + """
+words = ["hungry:build", "--tokenizer", "tiny", "--data", "data.jsonl", "--eval-data", "eval.jsonl", "--eval-batch", "8", "--eval-steps", "2",
+         "--save-steps", "1", "--micro-batch", "16", "--accumulation", "2", "--max-steps", "3", "--no-probe", "--no-verify", "--workers", "0"]
+os.environ["SAVES_THAT_FAIL"] = "2 3"
+unsaved = subprocess.run([sys.executable, "-m", "brim", "train", *words, "-o", "run"], capture_output=True, text=True)
+left = sorted(path.name for path in Path("run").iterdir())
+os.environ |= {"SAVES_THAT_FAIL": "", "EVALUATION_MIB": "2000"}
+too_large = run(resume="run")
+os.environ |= {"SAVES_THAT_FAIL": "1", "EVALUATION_MIB": "150"}
+result = {
+    "unsaved": [unsaved.returncode, unsaved.stderr], "left": left, "too_large": too_large, "halved": run(resume="run"),
+    "evaluations": [json.loads(line)["step"] for line in open("run/evaluations.jsonl")],
+    "steps": [json.loads(line).get("step") for line in open("run/ledger.jsonl")],
+}
+""",
+        memory="1GiB",
+    )
+    found = done.result
+    code, told = found["unsaved"]
+    assert code == 1
+    assert told.splitlines()[-2:] == [
+        "brim: Saving the checkpoint of step 2 ran out of memory. In-memory weights are unaffected.",
+        "  Free memory on the GPU, then resume from the last checkpoint: brim train --resume run",
+    ]
+    assert "Traceback" not in told
+    assert "UserWarning" not in told
+    assert [name for name in found["left"] if name.startswith((".", "checkpoint"))] == ["checkpoint-1"]
+    too_large, halved = found["too_large"], found["halved"]
+    assert (too_large["error"]["kind"], too_large["error"]["code"]) == ("OutOfMemoryError", 1)
+    assert too_large["error"]["message"] == "Evaluation ran out of memory with a batch of 1. Training is unaffected."
+    assert "brim train --resume run --eval-data FILE" in too_large["error"]["hint"]
+    assert too_large["whole"] == "checkpoint-2", "the step that could not be evaluated is saved"
+    assert "model.safetensors" not in too_large["names"]
+    assert not halved["error"]
+    assert halved["whole"] == "checkpoint-3"
+    assert "brim: Evaluation ran out of memory: its batch size goes from 8 to 4. Training goes on as it was." in done.stderr
+    assert "brim: Saving ran out of memory. Freed what can be freed; retrying once." in done.stderr
+    assert {"model.safetensors", "config.json"} <= set(halved["names"])
+    assert not any(name.startswith(".") for name in halved["names"])
+    assert found["evaluations"] == [2, 2, 3], "of a step that was taken twice the later counts"
+    assert [step for step in found["steps"] if step] == [1, 2, 2, 3]

@@ -35,7 +35,8 @@ def test_masks_counters_and_shapes_are_those_of_the_cpu(on_card: RunOnCard) -> N
                 torch.equal(ids, ids.clone()), torch.equal(ids, ids + 1), ids.max().item(), bool(mask[0, 0]), ids.float().mean(), hidden[1, 2],
                 ids.expand(3, 2, 5).sum(), ids.flatten()[2:8:2], ids.roll(1, 0), mask.masked_select(mask), ids.masked_select(ids > 4), len(ids[mask]),
                 torch.stack([ids, ids]).amax((0, 2)), ids.div(2, rounding_mode="floor"), (ids % 3 == 0).float().sum(), torch.full((2,), float("-inf"), device=ids.device),
-                ids.to(torch.int32).cpu(), ids.bfloat16().sum(),
+                ids.to(torch.int32).cpu(), ids.bfloat16().sum(), torch.ones(3, 512, device=ids.device).bool().all(),
+                torch.full((2, 600), 2.5, dtype=torch.bfloat16, device=ids.device).long().sum(),
             ]
 
         def plain(values):
@@ -46,6 +47,21 @@ def test_masks_counters_and_shapes_are_those_of_the_cpu(on_card: RunOnCard) -> N
         """
     )
     assert done.result == []
+
+
+def test_floats_that_are_not_computed_compare_as_zeros(on_card: RunOnCard) -> None:
+    """Marian and BART clamp half precision unless `isfinite(x).all()`: a mask of False would send every step through the clamp."""
+    done = on_card(
+        """
+        import torch
+
+        x = torch.randn(12, 128, 512, device="cuda", dtype=torch.float16)
+        y = torch.randn(8, 2048, 1024, device="cuda")
+        facts = [torch.isfinite(x).all(), torch.isfinite(y).all(), torch.isinf(x).any(), torch.isnan(y).any(), (x > 0).any(), (y >= 0).all(), (y == 0).all()]
+        result = [fact.item() for fact in facts]
+        """
+    )
+    assert done.result == [True, True, False, False, False, True, True]
 
 
 def test_random_numbers_leave_the_generator_of_the_cpu_alone_and_reproduce(on_card: RunOnCard) -> None:

@@ -135,6 +135,14 @@ def test_memory_decides_between_variants_that_report_one_name() -> None:
     assert [gpu.name for gpu in found.values() if gpu] == ["rtx-3080-10gb", "rtx-3080-12gb", "rtx-3080-20gb"]
 
 
+def test_a_card_with_another_memory_keeps_its_name_and_its_chip() -> None:
+    listed, modified = (gpu_of_driver("Tesla T4", size * GIB) for size in (15, 2))
+    assert listed is not None
+    assert modified is not None
+    assert (modified.name, modified.dense_flops) == (listed.name, listed.dense_flops)
+    assert modified.memory_bytes == modified.usable_bytes == 2 * GIB
+
+
 def test_a_slice_of_a_card_is_not_the_card() -> None:
-    assert gpu_of_driver("NVIDIA A100-SXM4-80GB", 10 * GIB) is None
+    assert gpu_of_driver("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 10 * GIB) is None
     assert gpu_of_driver("Some Future Card", 96 * GIB) is None

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from brim.memory.allocator import (
+    EMPTY_CACHE_BYTES,
     Block,
     CachingAllocator,
     LimitReachedError,
@@ -102,7 +103,11 @@ def _block_by_block(events: Sequence[Sequence[int]], limit: int | None) -> Repla
     failed = None
     for index, event in enumerate(events):
         if event[0] < 0:
-            allocator.release(live.pop(-1 - event[0]))
+            if -1 - event[0] in live:
+                allocator.release(live.pop(-1 - event[0]))
+            continue
+        if event[1] == EMPTY_CACHE_BYTES:
+            allocator.give_back()
             continue
         try:
             live[event[0]] = allocator.allocate(*event[1:])
@@ -131,6 +136,22 @@ def test_a_fast_replay_is_the_plain_one(events: Events, share: float) -> None:
     limit = int(share * free_run.peak_reserved_bytes)
     assert replay(streamed, limit_bytes=limit) == _block_by_block(streamed, limit)
     assert smallest_surviving_limit(streamed) == _bisected(streamed)
+
+
+@given(streams(), st.integers(0, 200), st.floats(0.3, 1.1))
+def test_emptying_the_cache_is_the_same_in_both_replays(events: Events, position: int, share: float) -> None:
+    number = max((event[0] for event in events), default=0) + 1
+    emptied = [*events[:position], (number, EMPTY_CACHE_BYTES), (-1 - number,), *events[position:]]
+    free_run = replay(emptied)
+    assert free_run == _block_by_block(emptied, None)
+    limit = int(share * free_run.peak_reserved_bytes)
+    assert replay(emptied, limit_bytes=limit) == _block_by_block(emptied, limit)
+
+
+def test_an_emptied_cache_takes_its_segments_anew() -> None:
+    kept = [(0, 30 * MIB), (-1,), (1, 40 * MIB)]
+    emptied = [*kept[:2], (2, EMPTY_CACHE_BYTES), (-3,), kept[2]]
+    assert [replay(events).peak_reserved_bytes for events in (kept, emptied)] == [70 * MIB, 40 * MIB]
 
 
 @given(streams())

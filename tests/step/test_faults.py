@@ -299,7 +299,7 @@ def test_evaluation_that_does_not_fit_with_a_batch_of_one_is_an_error_of_evaluat
     trainer = a_trainer(tmp_path)
     fault = Fault("evaluation", 2, 3, times=3)
     with pytest.raises(
-        OutOfMemoryError, match="Evaluation ran out of memory with a batch of 1. Training itself is well."
+        OutOfMemoryError, match="Evaluation ran out of memory with a batch of 1. Training is unaffected."
     ) as caught:
         trainer_loop(trainer, fault)
     assert "per_device_eval_batch_size" in str(caught.value.hint)
@@ -313,7 +313,7 @@ def test_saving_is_tried_once_more_and_then_the_checkpoint_is_whole(
     fault = Fault("saving", 2, place(share, 5, trainer_operations("saving", 2)))
     ran = trainer_loop(a_trainer(tmp_path / "fault"), fault)
     assert fault.raised == 1
-    assert "Saving ran out of memory: freed what can be freed, and tries once more." in ran.warned
+    assert "Saving ran out of memory. Freed what can be freed; retrying once." in ran.warned
     check_the_promise(ran, clean_trainer)
     first = tmp_path / "fault" / "checkpoint-1"
     assert trainer_loop(a_trainer(tmp_path / "again"), resume=str(first)).farthest(clean_trainer) == 0
@@ -321,7 +321,7 @@ def test_saving_is_tried_once_more_and_then_the_checkpoint_is_whole(
 
 def test_saving_that_fails_twice_is_named_and_leaves_the_checkpoint_before_it(tmp_path: Path) -> None:
     with pytest.raises(
-        OutOfMemoryError, match="Saving the checkpoint of step 2 ran out of memory. The weights in memory are well."
+        OutOfMemoryError, match="Saving the checkpoint of step 2 ran out of memory. In-memory weights are unaffected."
     ):
         trainer_loop(a_trainer(tmp_path), Fault("saving", 3, 4, times=2))
     assert last_whole_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")

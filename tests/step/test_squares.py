@@ -171,6 +171,11 @@ def test_an_overflow_is_not_told() -> None:
     assert watcher.unscaled([torch.tensor(float("inf")), None, torch.tensor(8.0)], [1.0, 1.0, 2.0]) == [None, None, 2.0]
 
 
+def test_a_scale_that_was_halved_to_zero_is_no_error() -> None:
+    watcher = squares.GradientSquares([], scale=lambda: 0.0)
+    assert watcher.unscaled([torch.tensor(0.0), torch.tensor(8.0)], [1.0, 0.5]) == [None, None]
+
+
 @pytest.mark.parametrize(
     ("asked", "small_bytes", "told"),
     [(None, 1 << 20, {1, 5}), (None, 100, set()), (True, 100, {1, 2, 3, 4, 5, 6}), (False, 1 << 20, set())],

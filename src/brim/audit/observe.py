@@ -107,7 +107,7 @@ def _words(command: Sequence[str]) -> list[str]:
     if isinstance(command, str):
         raise UsageError(
             _("observe takes the command as a list of words, and {command!r} is one string.").format(command=command),
-            hint=_("Write it so: {call}.").format(call=f"brim.observe({command.split()})"),
+            hint=_("Use {call}.").format(call=f"brim.observe({command.split()})"),
         )
     words = [str(word) for word in command]
     if not words:

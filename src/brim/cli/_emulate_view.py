@@ -52,13 +52,11 @@ def _facts(found: Emulation) -> list[tuple[str, str]]:
     if found.shapes:
         rows.append((_("Micro-batches"), shapes_of(found)))
     if found.steps:
-        rows.append(
-            (_("Steps"), _("{steps} optimizer steps in {seconds:.0f} s").format(steps=found.steps, seconds=found.seconds))
-        )
+        rows.append((_("Optimizer steps"), _("{steps}, in {seconds:.0f} s").format(steps=found.steps, seconds=found.seconds)))
     if found.cards:
         rows.append((_("Fits on"), _cards(found)))
     if found.written:
-        text = _("{count} files went to a temporary folder and were discarded").format(count=len(found.written))
+        text = _("redirected to a temporary folder and discarded; files: {count}").format(count=len(found.written))
         rows.append((_("Writes"), text))
     if found.uncomputed:
         rows.append((_("Not computed"), ", ".join(found.uncomputed[:12]) + (" ..." if len(found.uncomputed) > 12 else "")))

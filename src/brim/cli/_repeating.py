@@ -46,10 +46,13 @@ def commands_of(
     elif verification is not None:
         found.append(["brim", "verify", verification.model])
     if emulation is not None:
-        card = f"{emulation.gpu}*{emulation.gpus}" if emulation.gpus > 1 else emulation.gpu
-        length = ["--full"] if emulation.steps_requested is None else ["--steps", str(emulation.steps_requested)]
+        # A card of which only the memory was given has a name of its own, which the catalogue does not know.
+        name = str(emulation.memory_bytes) if emulation.gpu.startswith("gpu-") else emulation.gpu
+        card = f"{name}*{emulation.gpus}" if emulation.gpus > 1 else name
+        options = ["--full"] if emulation.steps_requested is None else ["--steps", str(emulation.steps_requested)]
+        options += ["--compute"] if emulation.compute else []
         found.append(
-            ["brim", "emulate", "--gpu", card, "--memory", str(emulation.memory_bytes), *length, "--", *emulation.command]
+            ["brim", "emulate", "--gpu", card, "--memory", str(emulation.memory_bytes), *options, "--", *emulation.command]
         )
     if observation is not None:
         found.append(["brim", "observe", "--", *observation.command])

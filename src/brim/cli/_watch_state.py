@@ -264,12 +264,18 @@ def _total_steps(card: RunCard | None, header: LedgerHeader | None) -> int | Non
 
 def _card(header: LedgerHeader | None, life: Life) -> Card | None:
     """Ask the driver, where the run's process is on this machine: its own environment says which card it calls the first."""
-    backend, _colon, number = (header.device if header is not None else "").partition(":")
-    if backend != "cuda" or life.process is None:
+    if header is None or life.process is None:
+        return None
+    # The ledger of `brim observe` names the card as people do, and is written by another process than the one that trains.
+    device = header.configuration.get("device") if header.observed else header.device
+    backend, _colon, number = str(device or "").partition(":")
+    if backend != "cuda":
         return None
     from brim.machine import nvml
 
     wanted = environment_of(life.process).get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if header.observed and "CUDA_VISIBLE_DEVICES" in header.configuration:
+        wanted = str(header.configuration["CUDA_VISIBLE_DEVICES"])
     shown = nvml.visible(nvml.cards(), wanted)
     index = int(number) if number.isdigit() else 0
     if index >= len(shown):

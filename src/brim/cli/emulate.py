@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 
@@ -23,17 +24,27 @@ from brim.locale import N_, _
     )
 )
 @click.argument("words", metavar="-- COMMAND...", nargs=-1, type=click.UNPROCESSED)
-@option("--gpu", metavar="GPU", help=N_("The card to emulate: t4, rtx-3080*2 for two, 24GiB for any card of that size."))
+@option(
+    "--gpu",
+    metavar="GPU",
+    help=N_("The card to emulate: t4, 'rtx-3080*2' for two, 24GiB for a card of that size with compute capability 8.6."),
+)
 @option("--memory", type=Size(), metavar="SIZE", help=N_("Capacity of each card, instead of the catalogue's."))
 @option("--steps", type=WholeNumber(1), metavar="N", help=N_("Stop after this many optimizer steps. Default: 3."))
 @option("--full", is_flag=True, help=N_("Run the command to its end."))
-@option("--longest", is_flag=True, help=N_("Train on the longest rows of Hugging Face datasets first."))
+@option(
+    "--longest",
+    is_flag=True,
+    help=N_("Put the longest rows of Hugging Face datasets first, in DataLoaders that shuffle or have a sampler."),
+)
 @option("--compute", is_flag=True, help=N_("Also compute floating-point operators, on the host: real losses, for small models."))
 @option("--allow-writes", is_flag=True, help=N_("Let the command write to its files. What it saves is not a trained model."))
 @option(
     "--python",
     metavar="FILE",
-    help=N_("The interpreter that the command uses, where the command does not show it (a shell script)."),
+    help=N_(
+        "The interpreter that the command uses, if brim cannot read it from the command (a shell script, uv run, conda run)."
+    ),
 )
 @option("-o", "--output", metavar="FILE", help=N_("Write the record to a JSON file. `brim report FILE` draws it."))
 @click.pass_context
@@ -54,9 +65,11 @@ def command(
 ) -> None:
     """Emulate, and show what was seen."""
     if gpu is None:
-        raise UsageError(_("--gpu is needed: the card to emulate."), hint="brim emulate --gpu t4 -- python train.py")
+        raise UsageError(_("--gpu is missing: the card to emulate."), hint="brim emulate --gpu t4 -- python train.py")
     if output is not None and not output.strip():
         raise UsageError(_("-o needs the name of a file."))
+    if output is not None and Path(output).is_dir():
+        raise UsageError(_("-o {path} is a folder; give the name of a file.").format(path=output))
     if full and steps is not None:
         raise UsageError(_("--steps and --full exclude each other."))
     from brim.cli._emulate_view import blocks_of
@@ -74,12 +87,12 @@ def command(
         python=python,
         stdout=sys.stderr if as_json else None,
     )
-    if output is not None:
-        note(_("Wrote {path}.").format(path=found.write(output)))
     if as_json:
         print_json(found.to_dict())
     else:
         show(*blocks_of(found))
+    if output is not None:
+        note(_("Wrote {path}.").format(path=found.write(output)))
     fits = found.verdict in {"fits", "no-steps"}
     ctx.exit(EXIT_OK if fits else EXIT_INTERRUPTED if found.verdict == "interrupted" else EXIT_FAILED)
 

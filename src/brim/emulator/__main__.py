@@ -10,8 +10,9 @@ import os
 import sys
 
 from brim.emulator.build import compiled, interpreter, torch_build
-from brim.emulator.card import CONTEXT_BYTES, check_capability, emulated_card, environment, session
+from brim.emulator.card import check_capability, emulated_card, environment, session
 from brim.errors import BrimError
+from brim.machine.capability import CONTEXT_BYTES
 from brim.sizes import parse_size
 
 

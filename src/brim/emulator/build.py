@@ -62,7 +62,7 @@ try:
     glibc = os.confstr("CS_GNU_LIBC_VERSION")
 except (ValueError, OSError):
     glibc = None
-print(json.dumps({"torch": found, "glibc": glibc, "executable": sys.executable}))
+print(json.dumps({"torch": found, "glibc": glibc}))
 """
 
 
@@ -104,7 +104,7 @@ class CompiledCard:
     """The libraries of a card, ready to be preloaded."""
 
     folder: Path
-    """Holds libbrim_card.so and its other names, libcuda.so.1 and libnvidia-ml.so.1."""
+    """Holds libbrim_card.so and its other names, such as libcuda.so.1 and libnvidia-ml.so.1."""
     values: Path
     """What `brim_card` loads at `import torch`."""
 
@@ -150,22 +150,23 @@ def torch_build(python: str | Path | None = None) -> TorchBuild:
         )
     torch = answer["torch"]
     if torch is None:
-        raise UnsupportedError(_("{python} has no PyTorch.").format(python=executable), hint=_cuda_build_hint())
+        raise UnsupportedError(_("{python} has no PyTorch.").format(python=executable), hint=_cuda_build_hint(executable))
     if not torch["cuda"] or not (Path(torch["folder"]) / "lib" / "libtorch_cuda.so").exists():
         raise UnsupportedError(
             _("{python} has a CPU build of PyTorch ({version}); the emulated card needs a CUDA build.").format(
                 python=executable, version=torch["version"]
             ),
-            hint=_cuda_build_hint(),
+            hint=_cuda_build_hint(executable),
         )
     return TorchBuild(Path(executable), Path(torch["folder"]), torch["version"], torch["cuda"], torch["git"])
 
 
-def _cuda_build_hint() -> str:
-    return _("pip install 'torch===2.13.0' installs it (three =, about 5 GB; no GPU needed).")
+def _cuda_build_hint(python: str) -> str:
+    text = _("Install it with: {python} -m pip install 'torch===2.13.0' (three equals signs, about 5 GB, no GPU needed).")
+    return text.format(python=python)
 
 
-def compiled(torch: TorchBuild, *, progress: Callable[[str], None] | None = None) -> CompiledCard:
+def compiled(torch: TorchBuild) -> CompiledCard:
     """The card for this torch: from the cache folder, or compiled into it. Safe when several processes ask at once."""
     root = cache_folder() / "emulator"
     parts = {_key(torch, *pattern): build for pattern, build in _PARTS.items()}
@@ -176,7 +177,7 @@ def compiled(torch: TorchBuild, *, progress: Callable[[str], None] | None = None
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 missing = {name: build for name, build in parts.items() if not (root / name).is_dir()}
                 if missing:
-                    (progress or _write_stderr)(_("Compiling the emulated card (once, about a minute)"))
+                    _write_stderr(_("Compiling the emulated card (once, about a minute)"))
                 for name, build in missing.items():
                     _build(root / name, torch, build)
     except OSError as error:
@@ -229,9 +230,11 @@ def _build_card(folder: Path, torch: TorchBuild) -> None:
         stubs.write_text(_stubs(names), encoding="utf-8")
         _run([*compiler, "-w", "-fno-builtin", "-c", str(stubs), "-o", f"{scratch}/stubs.o"])
         sources = [str(path) for path in sorted(NATIVE.glob("*.c"))]
-        _run([*compiler, "-std=gnu11", *sources, f"{scratch}/stubs.o", "-o", str(folder / _CARD), "-lpthread", "-ldl", "-lm"])
+        # Triton links against libcuda.so and keeps the result: it must ask for the driver by the driver's name.
+        named = ["-Wl,-soname,libcuda.so.1", "-o", str(folder / _CARD)]
+        _run([*compiler, "-std=gnu11", *sources, f"{scratch}/stubs.o", *named, "-lpthread", "-ldl", "-lm"])
     _refuse_missing(torch, names, folder / _CARD)
-    for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+    for name in ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"):
         (folder / name).symlink_to(_CARD)
 
 
@@ -270,7 +273,7 @@ def _run(command: list[str]) -> None:
     if done.returncode:
         first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-300:])
         raise RunError(
-            _("The emulated card does not compile for this PyTorch: {error}").format(error=first),
+            _("Cannot compile the emulated card for this PyTorch: {error}").format(error=first),
             hint=_("Command: {command}").format(command=" ".join(command)),
         )
 
@@ -314,7 +317,7 @@ def _refuse_missing(torch: TorchBuild, names: list[str], library: Path) -> None:
     missing = [name for name in names if _NEEDED.match(name) and name not in have]
     if missing:
         raise UnsupportedError(
-            _("The emulated card does not support PyTorch {version}: it has no {names}.").format(
+            _("PyTorch {version} needs CUDA functions that the emulated card lacks: {names}.").format(
                 version=torch.version, names=", ".join(missing[:5])
             ),
             hint=_("Use another version of PyTorch, or a newer brim."),

@@ -1,6 +1,7 @@
 """The properties of an emulated card, from the GPU catalogue, as the environment variables that the native code reads.
 
-The card assumes what no catalogue has: the size of a process' context, level-2 cache and bus width by compute capability.
+The card assumes what no catalogue has: the size of a process' context, as `brim estimate` does, and level-2 cache and bus width by compute
+capability.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from brim.emulator.build import PATH
 from brim.errors import UnsupportedError, UsageError
 from brim.locale import _
-from brim.machine.capability import multiprocessor
+from brim.machine.capability import CONTEXT_BYTES, multiprocessor
 from brim.machine.catalogue import find_gpu
 from brim.machine.records import GPU
 from brim.sizes import MIB, format_bytes
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
     from brim.emulator.build import CompiledCard, TorchBuild
 
-CONTEXT_BYTES: Final = 256 * MIB
-"""What the CUDA context of one process takes of a card. Real ones take 0.2 to 0.6 GiB, by driver, card and loaded kernels."""
 MOST_CARDS: Final = 16
 SMALLEST_MEMORY: Final = 2 * MIB
 """Beyond the context."""
@@ -106,16 +105,20 @@ def emulated_card(
     return EmulatedCard(choice.gpu, cards, memory, context_bytes, assumption)
 
 
+def has_kernels(capability: tuple[int, int], torch: TorchBuild) -> bool:
+    """Whether this build of torch runs on a compute capability: machine code runs on its own and on later minor ones of the same major."""
+    built = torch.capabilities()
+    return not built or any(major == capability[0] and minor <= capability[1] for major, minor in built)
+
+
 def check_capability(card: EmulatedCard, torch: TorchBuild) -> None:
     """Raise where this build of torch has no kernels for the card, as the first launch would fail on a real one."""
-    built = torch.capabilities()
-    # Machine code runs on its own and on later minor capabilities of the same major one.
-    if not built or any(major == card.capability[0] and minor <= card.capability[1] for major, minor in built):
+    if has_kernels(card.capability, torch):
         return
     raise UnsupportedError(
         _("PyTorch {version} has no kernels for {label} (compute capability {capability}); it supports {built}.").format(
             version=torch.version, label=card.gpu.label, capability=".".join(map(str, card.capability)),
-            built=", ".join(f"{major}.{minor}" for major, minor in built),
+            built=", ".join(f"{major}.{minor}" for major, minor in torch.capabilities()),
         ),
         hint=_("Name another card, or use a PyTorch built with an older CUDA."),
     )  # fmt: skip

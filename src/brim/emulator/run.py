@@ -27,7 +27,13 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from brim.emulator.agent.shadow import default_passed
 from brim.emulator.build import compiled, interpreter, torch_build
-from brim.emulator.card import check_capability, emulated_card, environment as card_environment, session as card_session
+from brim.emulator.card import (
+    check_capability,
+    emulated_card,
+    environment as card_environment,
+    has_kernels,
+    session as card_session,
+)
 from brim.errors import EXIT_INTERRUPTED, UsageError
 from brim.locale import _
 from brim.machine.catalogue import gpus
@@ -47,7 +53,8 @@ from brim.sizes import parse_size
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from brim.machine.records import GPU
+    from brim.emulator.build import TorchBuild
+    from brim.emulator.card import EmulatedCard
 
 DEFAULT_STEPS: Final = 3
 _PREFIX: Final = "brim-emulate-"
@@ -138,6 +145,8 @@ def emulate(
     ranks = [process for process in processes if process["uses_cuda"]]
     devices = tuple(_device_peak(process, device) for process in ranks for device in process["devices"])
     lead = ranks[0] if ranks else None
+    if verdict == "fits" and any(process["stopped"] and process["steps"] == 1 for process in ranks):
+        reasons.append(Reason(code="one-step"))
     return Emulation(
         command=masked(words),
         started_at=started_at,
@@ -159,7 +168,7 @@ def emulate(
         shapes=_shapes(lead["shapes"]) if lead is not None else (),
         out_of_memory=tuple(_failure(process, failure) for process in ranks for failure in process["failures"]),
         error=next((_error(process) for process in (*ranks, *processes) if process["error"]), None),
-        cards=_cards(card.gpu, devices) if verdict == "fits" else (),
+        cards=_cards(card, torch, devices) if verdict == "fits" else (),
         uncomputed=tuple(sorted({name for process in ranks for name in process["uncomputed"]})),
         written=tuple(dict.fromkeys(path for process in processes for path in process["written"])),
         versions=dict(lead["versions"]) if lead is not None else {},
@@ -171,7 +180,7 @@ def _words(command: Sequence[str]) -> list[str]:
     if isinstance(command, str):
         raise UsageError(
             _("emulate takes the command as a list of words, not as one string: {command!r}.").format(command=command),
-            hint=_("Write it so: {call}.").format(call=f"brim.emulate({command.split()}, gpu=...)"),
+            hint=_("Use {call}.").format(call=f"brim.emulate({command.split()}, gpu=...)"),
         )
     words = [str(word) for word in command]
     if not words:
@@ -202,7 +211,7 @@ def _environment(session: Path, allow_writes: bool, environment: dict[str, str])
     return {
         **environment,
         **_OFFLINE,
-        "BRIM_EMULATION": str(session),
+        "BRIM_EMULATE_SESSION": str(session),
         "TMPDIR": temporary,
         "TMP": temporary,
         "TEMP": temporary,
@@ -327,19 +336,19 @@ def _shapes(found: list[list[Any]]) -> tuple[SeenShape, ...]:
     )
 
 
-def _cards(emulated: GPU, devices: Sequence[DevicePeak]) -> tuple[CardFit, ...]:
-    """Every CUDA card of the catalogue, smallest first. Processes that shared a card need its memory together."""
+def _cards(emulated: EmulatedCard, torch: TorchBuild, devices: Sequence[DevicePeak]) -> tuple[CardFit, ...]:
+    """Cards of the catalogue that this torch has kernels for, smallest first. Processes that shared a card need its memory together."""
     together: Counter[int] = Counter()
     for device in devices:
         together[device.device] += device.peak_device_bytes
     needed = max(together.values(), default=0)
-    known = [gpu for gpu in gpus() if gpu.backend == "cuda"]
+    known = [gpu for gpu in gpus() if gpu.backend == "cuda" and gpu.sm is not None and has_kernels(gpu.sm, torch)]
     return tuple(
         CardFit(
             gpu=gpu.name,
             usable_bytes=gpu.usable_bytes,
             holds=gpu.usable_bytes >= needed,
-            same_capability=gpu.compute_capability == emulated.compute_capability,
+            same_capability=gpu.sm == emulated.capability,
         )
         for gpu in sorted(known, key=lambda gpu: gpu.usable_bytes)
     )

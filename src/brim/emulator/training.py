@@ -27,10 +27,12 @@ HALVES = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SAFETENSORS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _STEPS = 3
+_STEPS_WITH_LAYERDROP = 20
+"""Layers are left out at random: of three steps often none has all layers."""
 
 
 def measure(case: dict[str, Any], config: dict[str, Any], *, history: str | None = None) -> dict[str, Any]:
-    """Three optimizer steps; `history` ("python" or "all") also records every allocation, with the frames of that kind."""
+    """Optimizer steps, usually three; `history` ("python" or "all") also records every allocation, with the frames of that kind."""
     torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN, which Hopper would take, is not emulated
     amp = HALVES.get(case["precision"])
     compute = amp or DTYPES[case["precision"]]
@@ -44,6 +46,7 @@ def measure(case: dict[str, Any], config: dict[str, Any], *, history: str | None
     accumulation = case["accumulation"]
     options = {} if case["task"] == "classification" else {"use_cache": False}
     resting = torch.cuda.memory_allocated()
+    loading = torch.cuda.max_memory_reserved()
     steps = []
 
     def run_micro_batch(micro: int) -> None:
@@ -56,7 +59,8 @@ def measure(case: dict[str, Any], config: dict[str, Any], *, history: str | None
         mark(f"backward {step} {micro}", history)
         scaler.scale(loss).backward()
 
-    for step in range(_STEPS):
+    has_layerdrop = any(config.get(name) for name in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop"))
+    for step in range(_STEPS_WITH_LAYERDROP if has_layerdrop else _STEPS):
         torch.cuda.reset_peak_memory_stats()
         for micro in range(accumulation):
             run_micro_batch(micro)
@@ -71,7 +75,8 @@ def measure(case: dict[str, Any], config: dict[str, Any], *, history: str | None
         steps.append([torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()])
     result = {
         "allocated": max(step[0] for step in steps),
-        "reserved": max(step[1] for step in steps),
+        "reserved": max(loading, *(step[1] for step in steps)),  # loading included: the card must hold that too
+        "loading": loading,
         "steps": steps,
         "resting": resting,
         "retries": torch.cuda.memory_stats()["num_alloc_retries"],
@@ -92,7 +97,7 @@ def mark(phase: str, history: str | None) -> None:
 def read_history() -> list[list[Any]]:
     """`[action, address, bytes, phase, frames]` of every event of the device."""
     kept = {"alloc": "+", "free_requested": "-", "segment_alloc": "s"}
-    events = torch.cuda.memory._snapshot()["device_traces"][0]
+    events = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
     rows = []
     for event in events:
         if event["action"] in kept:
@@ -104,13 +109,13 @@ def read_history() -> list[list[Any]]:
     return rows
 
 
-def build(case: dict[str, Any], config: dict[str, Any], held: torch.dtype, compute: torch.dtype) -> Any:
+def build(case: dict[str, Any], config: dict[str, Any], held: torch.dtype, compute: torch.dtype, *, device: str = "cuda") -> Any:
     """The model on the card, ready to train."""
     checkpointing = {"gradient_checkpointing_kwargs": {"use_reentrant": False}}
     if case["method"] in {"qlora", "lora-8bit"}:
         model = load_quantized(case, config, compute)
     else:
-        model = from_config(case, config, held).to("cuda")
+        model = from_config(case, config, held).to(device)
     model.train()
     if case["checkpointing"] == "full":
         model.gradient_checkpointing_enable(**checkpointing)

@@ -1,5 +1,5 @@
 """What every NVIDIA multiprocessor of a compute capability has: the table "Technical Specifications per Compute Capability" of the
-CUDA C++ Programming Guide, as far as occupancy depends on it.
+CUDA C++ Programming Guide, as far as occupancy depends on it. And what the CUDA context of a process takes of any card.
 """
 
 from __future__ import annotations
@@ -7,7 +7,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from brim.sizes import KIB
+from brim.sizes import KIB, MIB
+
+CONTEXT_BYTES: Final = 430 * MIB
+"""Of a process, with lazy loading of kernels (CUDA >= 11.7): 287,047,680 bytes with one small tensor (pytorch#86509), 300-400 MB
+(pytorch#107667, #109888), 426 MiB on an RTX 6000 Ada with torch 2.10 and CUDA 13 (unsloth-zoo#1053). It grows as kernels are loaded, so the
+upper end. torch's counters do not show it; nvidia-smi does."""
 
 
 @dataclass(frozen=True)

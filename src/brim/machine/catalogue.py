@@ -101,17 +101,20 @@ def _find_one(what: str) -> GPUChoice | None:
 
 
 def gpu_of_driver(driver_name: str, total_bytes: int) -> GPU | None:
-    """The catalogue entry of a device that a driver reports, its memory deciding between variants; None if unknown."""
+    """The catalogue entry of a device that a driver reports, its memory deciding between variants; None if unknown.
+
+    The name identifies the chip. If the memory is not that of any variant (a modified card, an emulated one), the entry has the memory that
+    the driver reports. Slices of a card (MIG, vGPU) have names of their own and are unknown.
+    """
     key = _key(driver_name)
     matches = [gpu for gpu in gpus() if key in {_key(name) for name in (*gpu.driver_names, *gpu.aliases, gpu.name)}]
     if not matches and key in _index()[1]:
         family = _index()[1][key].family
         matches = [gpu for gpu in gpus() if gpu.family == family]
     best = min(matches, key=lambda gpu: abs(gpu.usable_bytes - total_bytes), default=None)
-    # A driver name with a third of memory more or less is another device (a modified card, a MIG slice): say unknown.
-    if best is None or abs(best.usable_bytes - total_bytes) > best.usable_bytes / 3:
-        return None
-    return best
+    if best is None or abs(best.usable_bytes - total_bytes) <= best.usable_bytes / 3:
+        return best
+    return replace(best, memory_bytes=total_bytes, usable_bytes=total_bytes, usable_is_measured=True)
 
 
 def generic_gpu(memory_bytes: int) -> GPU:

@@ -36,6 +36,8 @@ SMALL_SEGMENT_BYTES = 2 << 20
 MIDDLE_REQUEST_BYTES = 10 << 20
 MIDDLE_SEGMENT_BYTES = 20 << 20
 LARGE_ROUND_BYTES = 2 << 20
+EMPTY_CACHE_BYTES = -1
+"""The size of a request that stands for `torch.cuda.empty_cache()`: it takes nothing, and wholly free segments leave."""
 
 
 class LimitReachedError(Exception):
@@ -225,7 +227,7 @@ class Requests:
     events: Sequence[int]
     """`k` asks for storage `k`, `~k` frees it."""
     units: Sequence[int]
-    """Per storage: its rounded size, in units of 512 bytes."""
+    """Per storage: its rounded size, in units of 512 bytes; 0: the cache is emptied."""
     pools: Sequence[int]
     """Per storage: twice its stream, and one more for the large pool."""
 
@@ -251,7 +253,7 @@ class Requests:
     def of(cls, events: ArrayLike, sizes: ArrayLike, streams: ArrayLike | None = None) -> Requests:
         """From `k` and `~k`, and the bytes of every storage."""
         asked = np.asarray(sizes, dtype=np.int64)
-        units = np.maximum(1, (asked + _UNIT - 1) // _UNIT)
+        units = np.where(asked == EMPTY_CACHE_BYTES, 0, np.maximum(1, (asked + _UNIT - 1) // _UNIT))
         pools = (units > _SPLIT_ABOVE) + 2 * (np.zeros_like(units) if streams is None else np.asarray(streams, dtype=np.int64))
         return cls(np.asarray(events, dtype=np.int64).tolist(), units.tolist(), pools.tolist())
 
@@ -316,7 +318,9 @@ def _run(requests: Requests, limit_bytes: int | None) -> _Run:
     segments: list[int] = []
     failed = None
     for index, event in enumerate(events):
-        if event >= 0:
+        if not units[event if event >= 0 else ~event]:
+            reserved -= _give_back(frees, begins, ends, whole) if event >= 0 else 0
+        elif event >= 0:
             size = units[event]
             pool = pools[event]
             free = frees[pool]

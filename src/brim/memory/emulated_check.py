@@ -86,6 +86,12 @@ def _case_of(question: Question, settings: Settings) -> dict[str, Any]:
     if changed:
         text = _("--check does not cover {options}.")
         raise UnsupportedError(text.format(options=", ".join("--" + name.replace("_", "-") for name in changed)))
+    if settings.ranks > 1:
+        raise UnsupportedError(_("--check covers one GPU; this estimate is for {count}.").format(count=settings.ranks))
+    if gpu.sm is None:
+        raise UnsupportedError(_("--check needs a card of the catalogue: --gpu t4."), hint=_("`brim gpus` lists the catalogue."))
+    if settings.optimizer == "lion":
+        raise UnsupportedError(_("--check does not cover {options}.").format(options="--optimizer lion"))
     if settings.attention not in {"sdpa", "eager"} or settings.checkpointing not in {"none", "full"}:
         text = _("--check covers attention sdpa and eager, and checkpointing none and full.")
         raise UnsupportedError(text)

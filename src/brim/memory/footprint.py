@@ -74,6 +74,13 @@ class Footprint:
             self._grew = True
         return self._device_bytes[micro_batch]
 
+    def device_bytes_within(self, micro_batch: int, limit_bytes: int) -> int:
+        """What nvidia-smi would show at the peak where the allocator releases cached segments to stay within a limit."""
+        unlimited = self.device_bytes(micro_batch)
+        if unlimited <= limit_bytes or self.question.where.gpu is None:
+            return unlimited
+        return self._replayed(micro_batch, self._obtain(micro_batch), limit_bytes)
+
     def alone_at_most(self) -> int:
         """Bytes for a micro-batch of one, from the trace of several: alone it needs as much, or less where nothing is repeated."""
         self._read()
@@ -203,7 +210,8 @@ class Footprint:
         beyond = question.where.outside(question.settings.ranks).device_bytes if question.where.gpu is not None else 0
         return family.deep.least_allocated_bytes(micro_batch, question.settings.seq_len) + beyond
 
-    def _replayed(self, micro_batch: int, obtained: Obtained) -> int:
+    def _replayed(self, micro_batch: int, obtained: Obtained, limit_bytes: int | None = None) -> int:
+        """Bytes at the peak; where they do not fit within the limit, those without one."""
         question = self._at(micro_batch)
         trace = obtained.trace
         parallel = parallel_of(question.settings, question.config, on_cpu=question.where.gpu is None)
@@ -214,7 +222,9 @@ class Footprint:
         around = question.where.outside(question.settings.ranks)
         trace = on_card(trace, around)
         requests = Requests.of(trace.events, [birth.size for birth in trace.births])
-        return requests.replay().peak_reserved_bytes + around.device_bytes
+        beyond = around.device_bytes
+        done = requests.replay(limit_bytes=None if limit_bytes is None else limit_bytes - beyond)
+        return (done if done.survived else requests.replay()).peak_reserved_bytes + beyond
 
     def _at(self, micro_batch: int) -> Question:
         return replace(self.question, settings=replace(self.question.settings, micro_batch=micro_batch))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from brim.machine.capability import CONTEXT_BYTES
 from brim.memory.scratch import Card
 
 MIB = 1 << 20
@@ -23,10 +24,6 @@ CUBLAS_WORKSPACE_HOPPER_BYTES = 32 * MIB
 
 WORKSPACES_FORWARD = 1
 WORKSPACES_TRAINING = 2
-
-CONTEXT_BYTES = 430 * MIB
-"""With lazy loading of kernels (CUDA >= 11.7): 287,047,680 bytes with one small tensor (pytorch#86509), 300-400 MB (pytorch#107667,
-#109888), 426 MiB on an RTX 6000 Ada with torch 2.10 and CUDA 13 (unsloth-zoo#1053). It grows as kernels are loaded, so the upper end."""
 
 CONTEXT_EAGER_BYTES = 666_632_192
 """With eager loading (pytorch#86509); kept for `CUDA_MODULE_LOADING=EAGER`."""

@@ -26,7 +26,9 @@ def in_engine(settings: Settings) -> Settings:
     if settings.sharding not in ENGINES or settings.precision == "fp32":
         return settings
     dtype = _HALF_DTYPE[settings.precision]
-    adapters = settings.lora_dtype or (dtype if settings.method != "full" else None)
+    # ZeRO rounds all of the module, and FSDP2's mixed precision gathers in half precision; without it, adapters stay peft's float32.
+    is_rounded = settings.method != "full" and (settings.sharding != "fsdp" or has_master(settings))
+    adapters = settings.lora_dtype or (dtype if is_rounded else None)
     return replace(settings, precision=cast("Any", settings.precision.removeprefix("amp-")), lora_dtype=cast("Any", adapters))
 
 
@@ -55,4 +57,4 @@ def parallel_of(settings: Settings, config: Mapping[str, Any] | None, *, on_cpu:
 def width_of(config: Mapping[str, Any] | None) -> int | None:
     """The model's width, from which Hugging Face fills in DeepSpeed's `auto` buckets; None where its config has none."""
     inner: Mapping[str, Any] = (config or {}).get("text_config") or config or {}
-    return next((inner[key] for key in ("hidden_size", "d_model", "n_embd") if isinstance(inner.get(key), int)), None)
+    return next((inner[key] for key in ("hidden_size", "d_model", "n_embd", "dim") if isinstance(inner.get(key), int)), None)

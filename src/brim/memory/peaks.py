@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from brim.memory.allocator import Block, CachingAllocator
+from brim.memory.allocator import EMPTY_CACHE_BYTES, Block, CachingAllocator
 from brim.memory.scratch import resolve
 from brim.memory.stream import Birth, Place, Trace
 
@@ -118,7 +118,9 @@ def walk_allocator(trace: Trace) -> Walk:
     reserved = []
     allocated = []
     for event in trace.events:
-        if event >= 0:
+        if trace.births[max(event, ~event)].size == EMPTY_CACHE_BYTES:
+            allocator.give_back()
+        elif event >= 0:
             block = allocator.allocate(trace.births[event].size)
             blocks[event] = block
             sizes[event] = block.size

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from brim.machine.capability import multiprocessor
-from brim.memory.stream import LOADED_COPY, LOADED_WEIGHT, parameter_operator
+from brim.memory.stream import LOADED_COPY, LOADED_WEIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,10 +64,7 @@ def resolve(trace: Trace, card: Card) -> Trace:
         if rule == "foreach_norm":
             numbers.append(_norms_beside(trace, births[number]))
         if rule == "warmup":
-            numbers = [
-                _bytes_of(births, LOADED_COPY) or _bytes_of(births, parameter_operator(False, 4)),
-                _bytes_of(births, LOADED_WEIGHT),
-            ]
+            numbers = [_bytes_of(births, LOADED_COPY), _bytes_of(births, LOADED_WEIGHT)]
         sizes = compute(numbers, [int(fact) for fact in facts.split(",") if fact], card)
         for at, size in enumerate(sizes, start=number):
             births[at] = replace(births[at], size=size, operator=rule)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,11 +20,10 @@ def verdict_of(found: Emulation) -> str:
     """What was seen, and what was not."""
     last = found.out_of_memory[-1] if found.out_of_memory else None
     if found.verdict == "out-of-memory" and last is not None:
-        text = _("does not fit: out of memory in step {step}, {phase}: {asked} requested, {free} free{where}")
+        text = _("does not fit: out of memory ({moment}): {asked} requested, {free} free{where}")
         where = f" ({short_path(last.where)})" if last.where else ""
         return text.format(
-            step=last.step,
-            phase=phase_of(last.phase),
+            moment=_moment(last.step, last.phase),
             asked=format_bytes(last.asked_bytes),
             free=format_bytes(last.free_bytes),
             where=where,
@@ -33,7 +33,7 @@ def verdict_of(found: Emulation) -> str:
             return _("failed with exit code {code}: see its output above").format(code=found.exit_code)
         return _("failed with exit code {code}: {error}").format(code=found.exit_code, error=printable(found.error))
     if found.verdict == "interrupted":
-        return _("interrupted after {steps} optimizer steps").format(steps=found.steps)
+        return _("interrupted; optimizer steps completed: {steps}").format(steps=found.steps)
     if found.verdict == "no-torch":
         return _("unknown: no process of the command imported torch")
     if found.verdict == "no-cuda":
@@ -60,7 +60,7 @@ def _fits(found: Emulation) -> str:
         parts.append(text.format(count=count))
     text = ", ".join(parts)
     missing = [name for name in ("evaluation", "saving") if name not in found.reached]
-    if not missing:
+    if not missing or not found.stopped:
         return text
     names = {"evaluation": _("evaluation"), "saving": _("saving")}
     return _("{text}; {names} not reached").format(text=text, names=_(" and ").join(names[name] for name in missing))
@@ -76,9 +76,11 @@ def phase_of(phase: str) -> str:
 
 def moment_of(device: DevicePeak) -> str:
     """When the allocated memory of a process peaked."""
-    if device.peak_phase == "loading":
-        return phase_of("loading")
-    return _("step {step}, {phase}").format(step=device.peak_step, phase=phase_of(device.peak_phase))
+    return _moment(device.peak_step, device.peak_phase)
+
+
+def _moment(step: int, phase: str) -> str:
+    return phase_of(phase) if phase == "loading" else _("step {step}, {phase}").format(step=step, phase=phase_of(phase))
 
 
 def shapes_of(found: Emulation) -> str:
@@ -107,8 +109,8 @@ def printable(text: str) -> str:
 def short_path(where: str) -> str:
     """`file:line` as seen from the working folder; of an installed package, from the package's name on."""
     path, colon, line = printable(where).rpartition(":")
-    _before, installed, inside = path.rpartition("site-packages/")
-    if installed:
+    inside = re.split(r"(?:site|dist)-packages/", path)[-1]
+    if inside != path:
         return f"{inside}{colon}{line}"
     try:
         return f"{Path(path).relative_to(Path.cwd())}{colon}{line}"
@@ -120,11 +122,17 @@ def reason_of(reason: Reason) -> str:
     """A remark of the record as a sentence."""
     texts = {
         "longest-first": _("The {rows} rows were sorted by {column}, longest first ({longest})."),
+        "longest-skipped": _(
+            "--longest was ignored for a DataLoader over a {dataset}: it does not shuffle, or it has a batch_sampler."
+        ),
         "longest-unknown": _("--longest was ignored for a {dataset}: the lengths of its rows are not known."),
         "torch-compile": _(
             "torch.compile is not supported on an emulated card. TORCH_COMPILE_DISABLE=1 runs the same script in eager mode."
         ),
         "gpu-assumed": "{text}",
+        "one-step": _(
+            "In the first step the optimizer has no state yet: later steps may need more memory. Run at least 2 steps."
+        ),
         "no-agent": _(
             "No Python process of the command loaded brim's agent (python -I, -E and -S prevent it): its writes were not redirected, and "
             "its steps were not counted."
@@ -137,7 +145,7 @@ def reason_of(reason: Reason) -> str:
 def hint_of(found: Emulation) -> str:
     """What to type next."""
     if found.verdict == "out-of-memory":
-        return _("--memory 1TiB shows how much it needs in all.")
+        return _("Run it again with --memory 1TiB to see the peak without a limit.")
     if found.verdict == "failed" and found.error and ("Offline" in found.error or "LocalEntryNotFound" in found.error):
         return _("The command runs without the Hub. Download models and data sets first, for example with `hf download`.")
     if found.verdict == "no-torch":

@@ -92,7 +92,7 @@ class BatchSizeOptimizer:
         aim = Aim(limit_bytes=limit - margin, most=most, start=min(start, most))
         with runner:
             while (size := self._next(aim)) is not None:
-                trial = runner.run(_exam(size, numbers))
+                trial = runner.run(_exam(size, numbers, self.device))
                 if not runner.is_exact:
                     # What a process with a past takes cannot be held against a limit: only failures tell.
                     aim = replace(aim, limit_bytes=None)
@@ -169,7 +169,7 @@ class BatchSizeOptimizer:
         )
 
 
-def _exam(size: int, numbers: int) -> Exam:
+def _exam(size: int, numbers: int, device: str) -> Exam:
     full = Shape(size, numbers)
     parts = [replaced for replaced in (max(1, size // 2),) if 1 < replaced < size]
     return Exam(
@@ -177,7 +177,7 @@ def _exam(size: int, numbers: int) -> Exam:
         masks=(True, True),
         mixed=tuple(Shape(part, numbers) for part in parts),
         evaluation=full,
-        first=min(size, 2),
+        first=0 if device.startswith("cuda") else min(size, 2),
     )
 
 

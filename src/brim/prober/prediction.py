@@ -50,6 +50,10 @@ class Prediction:
         """What the device holds at the peak."""
         return max(footprint.device_bytes(size) for footprint in self._of(size))
 
+    def bytes_within(self, size: int, limit_bytes: int) -> int:
+        """What the device holds at the peak of a trial under a limit."""
+        return max(footprint.device_bytes_within(size, limit_bytes) for footprint in self._of(size))
+
     def whole(self, size: int) -> MemoryPrediction:
         """As `brim estimate` gives it."""
         return max(self._of(size), key=lambda footprint: footprint.device_bytes(size)).prediction(size)

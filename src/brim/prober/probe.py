@@ -298,11 +298,12 @@ class Prober:
         predicted = versus = None
         if self.prediction is not None and largest is not None:
             predicted = self.prediction.whole(largest.micro_batch)
+            predicted_bytes = self.prediction.bytes_within(largest.micro_batch, request.budget_bytes)
             versus = Versus(
                 micro_batch=largest.micro_batch,
-                predicted_bytes=predicted.peak_device_bytes,
+                predicted_bytes=predicted_bytes,
                 measured_bytes=largest.peak_bytes,
-                error=predicted.peak_device_bytes / largest.peak_bytes - 1 if largest.peak_bytes else 0.0,
+                error=predicted_bytes / largest.peak_bytes - 1 if largest.peak_bytes else 0.0,
                 predicted_largest=self.prediction.largest(request.budget_bytes, request.most),
             )
         return results.record(

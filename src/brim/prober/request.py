@@ -155,6 +155,7 @@ class ProbeRequest:
             mixed=mixed_shapes(longest, self.lengths),
             evaluation=replace(longest, sequences=self.settings.eval_batch or size),
             accumulates=self.accumulates(size),
+            first=0 if self.device.startswith("cuda") else 1,
             budget_bytes=self.budget_bytes if self.device.startswith("cuda") else None,
             others_bytes=self.others_bytes,
         )

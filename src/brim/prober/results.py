@@ -100,6 +100,7 @@ def _path(request: ProbeRequest) -> Path:
         "processor": host().processor,
         "cores": host().cores,
         "environment": {name: os.environ.get(name) for name in _THREADS},
+        "emulated": os.environ.get("BRIM_CARD"),  # times of an emulated card are no card's
         "objective": request.objective,
         "effective_batch": request.effective_batch,
         "start": request.start,

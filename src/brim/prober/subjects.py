@@ -87,7 +87,9 @@ class Factory(OwnModule):
         from brim.workload.resolve import find_model
 
         torch.manual_seed(0)
-        return trainee_of(find_model(self.given).build(device).to(device), self, device)
+        # On a card as `brim train` puts it there: the order of the allocations decides what fits near the limit.
+        built = find_model(self.given).build("cpu" if device.startswith("cuda") else device)
+        return trainee_of(built.to(device), self, device)
 
 
 @dataclass(frozen=True, kw_only=True)

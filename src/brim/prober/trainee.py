@@ -19,6 +19,7 @@ from brim.locale import _
 from brim.machine import child
 from brim.memory.tracing.building import HALVES, build_model, make_batch, refusals
 from brim.memory.tracing.measured import PlainLion
+from brim.prober.card import load_on_card
 from brim.prober.quantized import quantize
 from brim.prober.shapes import Shape
 from brim.workload.words import Optimizer, Precision
@@ -149,9 +150,15 @@ def configured(setup: Setup, device: str) -> Trainee:
 def _built(setup: Setup, device: str) -> nn.Module:
     """As training builds it: with the package flash-attn itself, where a trace has a stand-in for it."""
     attends = replace(setup, attention=None) if setup.attention == "flash2" else setup
-    # Quantised on the host, layer by layer, as weights are that come from a file: only what is left of it counts.
-    with _without_limit() if setup.method in {"qlora", "lora-8bit"} else contextlib.nullcontext():
-        model = build_model(attends, device=device, quantizer=quantize if setup.method in {"qlora", "lora-8bit"} else None)
+    is_quantized = setup.method in {"qlora", "lora-8bit"}
+    if torch.device(device).type == "cuda":
+        if is_quantized:
+            _bitsandbytes()
+        model = load_on_card(attends, device)
+    else:
+        # Quantised on the host, layer by layer, as weights are that come from a file: only what is left of it counts.
+        with _without_limit() if is_quantized else contextlib.nullcontext():
+            model = build_model(attends, device=device, quantizer=quantize if is_quantized else None)
     if setup.attention == "flash2":
         wrapped: Any = model
         base = wrapped.get_base_model() if hasattr(wrapped, "get_base_model") else wrapped

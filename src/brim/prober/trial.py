@@ -1,10 +1,13 @@
-"""What happens in the child: one size is examined, and what it took is told.
+"""One trial, in the child process: train one size and measure what it takes.
 
-The order comes from what has failed after a search had said that it fits. The optimizer's state is made first, by a step of one
-sequence. Then come two optimizer steps of the full size with the longest sequences, one without a mask and one with it (attention may take
-another kernel), and while gradients of other micro-batches live, if the step accumulates; where steps are short some more of them, because
-a heap may grow for a while. Then mixed lengths, which is where an allocator's memory breaks into pieces, a batch of evaluation, and a save.
-Nothing is given back in between, as nothing would be in training.
+The order comes from sizes that failed in training after a search had called them good. First, optimizer steps of the full size with the
+longest sequences: without a mask and with one (attention may take another kernel), and next to the gradients of another micro-batch if the
+step accumulates. Then mixed lengths, which fragment the allocator's memory, a batch of evaluation, and a save. Nothing is released in
+between, as nothing would be in training.
+
+On the CPU a step of one sequence comes first and creates the optimizer's state; where steps are short, more steps follow, because the heap
+may grow for a while. On CUDA the first step already has the full size. The caching allocator keeps the segments of every step: a small
+first step would leave segments that a run starting with a full batch does not have, and its largest size is then another one.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ class Exam:
     evaluation: Shape | None = None
     accumulates: bool = False
     first: int = 1
-    """Sequences of the first step, which makes the optimizer's state."""
+    """Sequences of a first, smaller step, which creates the optimizer's state; 0: none, the first step has the full size."""
     saves: bool = True
     soak_seconds: float = 1.0
     """Steps of the full size go on for so long: where they are short, some more of them cost nothing."""
@@ -271,19 +274,23 @@ class _Examiner:
         notes.enter("forward")
         trainee = subject.build(name)
         self._meter.forget()
-        one = replace(exam.longest, sequences=exam.first)
-        self._step(trainee, [one, one] if exam.accumulates else [one])
-        if exam.first == 1:
-            self._one_sequence_bytes = self._meter.read()["device_bytes"]
-        for padded in (*exam.masks, *_MORE_STEPS * exam.masks):
-            if notes.steps >= len(exam.masks) and sum(self._computing) >= exam.soak_seconds:
+        if exam.first:
+            one = replace(exam.longest, sequences=exam.first)
+            self._step(trainee, [one, one] if exam.accumulates else [one])
+            if exam.first == 1:
+                self._one_sequence_bytes = self._meter.read()["device_bytes"]
+        # Without a smaller step the first full one has no optimizer state yet: it is repeated.
+        needed = (*exam.masks, *(() if exam.first else exam.masks[:1]))
+        for padded in needed:
+            self._full_step(trainee, padded=padded)
+        if not exam.first:
+            self._settle(trainee)
+        for padded in _MORE_STEPS * exam.masks:
+            if sum(self._computing) >= exam.soak_seconds:
                 break
-            full = replace(exam.longest, padded=padded)
-            computing, updating = self._step(trainee, [one, full] if exam.accumulates else [full])
-            self._computing.append(computing)
-            self._updating.append(updating)
-            notes.steps += 1
-        self._settle(trainee, one)
+            self._full_step(trainee, padded=padded)
+        if exam.first:
+            self._settle(trainee)
         if exam.mixed:
             self._step(trainee, exam.mixed)
         if exam.evaluation is not None:
@@ -293,15 +300,26 @@ class _Examiner:
             notes.enter("saving")
             trainee.save()
 
-    def _settle(self, trainee: Trainee, one: Shape) -> None:
-        """What smaller steps had left in the cache may be given back. Only what goes on when steps are repeated is thrashing."""
+    def _full_step(self, trainee: Trainee, *, padded: bool) -> None:
+        """An optimizer step of the full size, timed."""
+        computing, updating = self._step(trainee, self._full_shapes(padded=padded))
+        self._computing.append(computing)
+        self._updating.append(updating)
+        self.notes.steps += 1
+
+    def _full_shapes(self, *, padded: bool) -> list[Shape]:
+        exam = self._exam
+        full = replace(exam.longest, padded=padded)
+        return [replace(exam.longest, sequences=exam.first or full.sequences), full] if exam.accumulates else [full]
+
+    def _settle(self, trainee: Trainee) -> None:
+        """Segments that earlier steps left may be released once. Only retries that go on when steps are repeated are thrashing."""
         retries = self._late_retries = self._meter.read()["retries"]
         for _round in range(_SETTLING_ROUNDS):
             if not self._late_retries:
                 return
             for padded in self._exam.masks:
-                full = replace(self._exam.longest, padded=padded)
-                self._step(trainee, [one, full] if self._exam.accumulates else [full])
+                self._step(trainee, self._full_shapes(padded=padded))
             before, retries = retries, self._meter.read()["retries"]
             self._late_retries = retries - before
 

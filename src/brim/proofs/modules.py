@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from types import MethodType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -28,6 +29,25 @@ def unwrapped(model: nn.Module) -> nn.Module:
         behind = getattr(model, "_orig_mod", None)
         model = behind if isinstance(behind, nn.Module) else cast("nn.Module", model.module)
     return model
+
+
+@contextmanager
+def own_forward(model: nn.Module) -> Iterator[None]:
+    """Without the autocast that accelerate leaves around the forward of a model that it has trained: the proofs choose the precision."""
+    left: Any = model.__dict__.get("forward")
+    forward, outer = left, getattr(left, "__wrapped__", None)
+    # accelerate/accelerator.py, prepare_model: forward = ConvertOutputsToFp32(autocast(forward)); once for each training.
+    while outer is not None and type(outer).__name__ == "ConvertOutputsToFp32":
+        forward = outer.model_forward.__wrapped__
+        outer = getattr(forward, "__wrapped__", None)
+    if forward is left:
+        yield
+        return
+    setattr(model, "forward", forward if isinstance(forward, MethodType) else MethodType(forward, model))  # noqa: B010 (mypy: a method)
+    try:
+        yield
+    finally:
+        setattr(model, "forward", left)  # noqa: B010 (as above)
 
 
 @contextmanager

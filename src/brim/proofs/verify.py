@@ -14,7 +14,7 @@ from brim.errors import UnsupportedError, UsageError
 from brim.locale import _
 from brim.proofs.halves import check_halves
 from brim.proofs.kinds import Kind
-from brim.proofs.modules import at_rest, attention_of, configs_of, inner_model, is_small_enough_to_copy, unwrapped
+from brim.proofs.modules import at_rest, attention_of, configs_of, inner_model, is_small_enough_to_copy, own_forward, unwrapped
 from brim.proofs.obtain import Size, obtain
 from brim.proofs.running import PROOFS, Say, make_ready, prove_all
 from brim.proofs.subject import LEAST, LENGTH, MOST, Subject
@@ -124,7 +124,8 @@ def _undisturbed(model: nn.Module, *, is_given: bool) -> Iterator[nn.Module]:
         if is_given and is_small_enough_to_copy(inner):
             with suppress(Exception):  # some modules hold what cannot be copied: then everything is put back as it was
                 own = copy.deepcopy(inner)
-        yield own
+        with own_forward(own):
+            yield own
 
 
 def _notes_on_positions(model: nn.Module) -> list[str]:

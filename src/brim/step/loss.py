@@ -10,6 +10,7 @@ losses, are compared: every token of a model that has learned nothing costs the 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -148,7 +149,7 @@ def find_counting(
             hint=_("Shorten the sequences, or save memory: gradient checkpointing, LoRA, an 8-bit optimizer, a smaller model."),
         )
     answers = [answer for answer in answers if not answer.is_silent]
-    if not answers:  # nothing is learned from these rows, whatever is counted
+    if not answers or not question.has_values:  # nothing is learned from these rows, whatever is counted
         return "next-token"
     misses = {counting: max(answer.misses[counting] for answer in answers) for counting in _ORDER}
     best = min(misses, key=lambda counting: misses[counting])
@@ -191,6 +192,12 @@ class Question:
         self._device = device
         self._counts_for_itself = True
         self._kept: dict[int, Pull] = {}
+
+    @property
+    def has_values(self) -> bool:
+        """Whether gradients are computed. An emulated card allocates their memory only, unless it is asked to compute."""
+        is_emulated = "BRIM_CARD" in os.environ and os.environ.get("BRIM_CARD_COMPUTE") != "1"
+        return not (is_emulated and any(parameter.is_cuda for parameter in self._parameters))
 
     def loss(self, batch: Any, items: int) -> float:
         """The mean loss of a batch."""

@@ -188,6 +188,18 @@ def clipping_does_not_fit(failure: Failure, device: Device) -> OutOfMemoryError:
     return OutOfMemoryError(sentences(told, str(others)), family=failure.family, hint=_optimizer_hint(failure, others))
 
 
+def evaluation_does_not_fit(size: int, hint: str) -> OutOfMemoryError:
+    """Memory ran out in an evaluation, and its batch cannot be made smaller."""
+    text = _("Evaluation ran out of memory with a batch of {size}. Training is unaffected.")
+    return OutOfMemoryError(text.format(size=size), hint=hint)
+
+
+def saving_does_not_fit(step: int, hint: str) -> OutOfMemoryError:
+    """Memory ran out while a checkpoint was saved, and again when all that can be freed was freed."""
+    text = _("Saving the checkpoint of step {step} ran out of memory. In-memory weights are unaffected.")
+    return OutOfMemoryError(text.format(step=step), hint=hint)
+
+
 def _optimizer_hint(failure: Failure, others: Others) -> str:
     if others.used_bytes >= max(1, failure.requested_bytes or 0):
         return _("Free the memory that other processes hold.")

@@ -75,8 +75,10 @@ class GradientSquares:
         scale = self._scale() if known else 1.0
         found = []
         for square, weight in zip(squares, weights, strict=True):
-            value = math.nan if square is None else next(values) / (weight * scale) ** 2
-            # fp16 overflows now and then, and such a step is not taken.
+            value = math.nan if square is None else next(values)
+            # fp16 overflows now and then, and such a step is not taken; after many such steps the scaler has halved its scale to zero.
+            divisor = (weight * scale) ** 2
+            value = value / divisor if divisor else math.nan
             found.append(value if math.isfinite(value) else None)
         return found
 

@@ -247,9 +247,15 @@ def _as_before(model: StitchedModel) -> Iterator[None]:
     """What a Trainer switches for as long as it trains is switched back, however that ends."""
     uses_cache = model.config.use_cache
     was_checkpointing = model.is_gradient_checkpointing
+    forward = model.__dict__.get("forward")
     try:
         yield
     finally:
+        # accelerate has put autocast around it.
+        for name in ("forward", "_original_forward"):
+            model.__dict__.pop(name, None)
+        if forward is not None:
+            model.__dict__["forward"] = forward
         if not was_checkpointing and model.is_gradient_checkpointing:
             model.gradient_checkpointing_disable()
         model.config.use_cache = uses_cache

@@ -24,17 +24,17 @@ from torch.utils.data import DataLoader
 from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 
-from brim.errors import OutOfMemoryError, UsageError
+from brim.errors import UsageError
 from brim.locale import _
 from brim.step.agreement import tell_guard
 from brim.step.arguments import ledger_file, lengths_for
 from brim.step.batch import BatchPlan
-from brim.step.book import reason_of
+from brim.step.book import reason_of, say
 from brim.step.budget import Budget
 from brim.step.devices import device_of
 from brim.step.four_bits import keep_trainable
 from brim.step.loading import StepDataset, StepItem, StepSampler, has_targets, lengths_of, the_only
-from brim.step.oom import Guard, failure_of, release
+from brim.step.oom import Guard, evaluation_does_not_fit, failure_of, release, saving_does_not_fit
 from brim.step.randomness import Randomness
 from brim.step.ranks import Ranks
 from brim.trainer.callback import BrimBookkeeper
@@ -62,6 +62,9 @@ class BrimMixin(ExactResume):
     each micro-batch's gradient there, for `brim doctor`; by default in every fourth step, and only where all gradients together are below
     64 MiB.
     """
+
+    is_quiet = False
+    """Whether the command prints the effective settings, so that the trainer does not."""
 
     def __init__(
         self,
@@ -332,7 +335,7 @@ class BrimMixin(ExactResume):
                 if failure_of(error, "evaluation") is None:
                     raise
                 if size == 1 or self.args.world_size > 1:
-                    raise _evaluation_does_not_fit(size) from error
+                    raise evaluation_does_not_fit(size, self.evaluation_hint()) from error
                 self._free(error)
             finally:
                 randomness.restore(self.args.device)
@@ -340,7 +343,7 @@ class BrimMixin(ExactResume):
             # Loaders with workers that stay are kept by the Trainer, with their batch size.
             getattr(self, "_eval_dataloaders", {}).clear()
             text = _("Evaluation ran out of memory: its batch size goes from {old} to {new}. Training goes on as it was.")
-            warnings.warn(text.format(old=size, new=size // 2), stacklevel=2)
+            self._warn(text.format(old=size, new=size // 2))
 
     def save_model(self, *args: Any, **keywords: Any) -> None:
         """As the Trainer's; never of weights that are half changed."""
@@ -364,10 +367,25 @@ class BrimMixin(ExactResume):
                 if failure_of(error, "saving") is None:
                     raise
                 if is_last:
-                    raise _saving_does_not_fit(self.state.global_step) from error
+                    raise saving_does_not_fit(self.state.global_step, self.saving_hint()) from error
                 self._free(error)
-            warnings.warn(_("Saving ran out of memory: freed what can be freed, and tries once more."), stacklevel=2)
+            self._warn(_("Saving ran out of memory. Freed what can be freed; retrying once."))
         self.saved_step = self.state.global_step
+
+    def evaluation_hint(self) -> str:
+        """What helps where an evaluation does not fit."""
+        return _("Set per_device_eval_batch_size lower, eval_accumulation_steps=1, or shorten the evaluation sequences.")
+
+    def saving_hint(self) -> str:
+        """What helps where a checkpoint does not fit in memory."""
+        return _("Save less at once: save_only_model=True, or LoRA. You can resume from the last complete checkpoint.")
+
+    def _warn(self, text: str) -> None:
+        """The command's screen has no place for a warning's line of source."""
+        if self.is_quiet:
+            say(f"brim: {text}")
+        else:
+            warnings.warn(text, stacklevel=3)
 
     def _free(self, error: BaseException) -> None:
         release(error, device_of(self.args.device))
@@ -428,16 +446,3 @@ def _refuse_damaged(path: str) -> None:
             _("{path} cannot be gone on from: {damage}").format(path=path, damage=damage),
             hint=_("Give another one, or resume_from_checkpoint=True for the newest that is whole."),
         )
-
-
-def _saving_does_not_fit(step: int) -> OutOfMemoryError:
-    return OutOfMemoryError(
-        _("Saving the checkpoint of step {step} ran out of memory. The weights in memory are well.").format(step=step),
-        hint=_("Save less at once: save_only_model=True, or LoRA. The last whole checkpoint can be gone on from."),
-    )
-
-
-def _evaluation_does_not_fit(size: int) -> OutOfMemoryError:
-    text = _("Evaluation ran out of memory with a batch of {size}. Training itself is well.")
-    hint = _("Set per_device_eval_batch_size lower, eval_accumulation_steps=1, or shorten the evaluation sequences.")
-    return OutOfMemoryError(text.format(size=size), hint=hint)

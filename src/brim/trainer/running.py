@@ -16,6 +16,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
 from transformers.trainer_utils import EvalLoopOutput
 
+from brim.errors import OutOfMemoryError
+from brim.locale import _
 from brim.records import Evaluation, RunCard
 from brim.step.micro import IGNORED
 from brim.trainer.checkpoints import SafeSaving
@@ -139,6 +141,25 @@ class RunTrainer(SafeSaving, BrimMixin, ShardedTraining, Trainer):  # type: igno
         """Checkpoints are known by their sums; what they leave out is a weight that is tied to another."""
 
     # Evaluation: a mean over supervised tokens, whatever the batch.
+
+    def evaluate(self, *args: Any, **keywords: Any) -> dict[str, float]:
+        """As BrimMixin's. The Trainer evaluates before it saves: if not even one sequence fits, the steps so far are saved first."""
+        try:
+            return super().evaluate(*args, **keywords)
+        except OutOfMemoryError:
+            if self._run is not None and self.args.world_size <= 1 and self.saved_step != self.state.global_step:
+                self._save_checkpoint(self.model_wrapped, None)
+            raise
+
+    def evaluation_hint(self) -> str:
+        """In the words of the command."""
+        text = _("Resume with a smaller --eval-batch, or with shorter sequences: brim train --resume {folder} --eval-data FILE")
+        return text.format(folder=self.args.output_dir)
+
+    def saving_hint(self) -> str:
+        """In the words of the command."""
+        text = _("Free memory on the GPU, then resume from the last checkpoint: brim train --resume {folder}")
+        return text.format(folder=self.args.output_dir)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """This rank's rows, neighbours by length together: the mean does not depend on their order, and little is padded."""

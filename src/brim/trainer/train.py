@@ -206,6 +206,7 @@ def done_already(request: TrainRequest, folder: Path) -> TrainingResult | None:
     card = request.resumes
     if card is None or _is_other_data(request, card):
         return None
+    from brim.trainer.evaluations import read_evaluations
     from brim.trainer.manifest import last_checkpoint, step_of
 
     found = last_checkpoint(folder, say=_silence, none_is_error=False)
@@ -216,6 +217,8 @@ def done_already(request: TrainRequest, folder: Path) -> TrainingResult | None:
         raise UsageError(text.format(taken=taken, total=total), hint=_("Give more steps, or leave --max-steps and --epochs out."))
     is_saved = (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file()
     if taken < total or not is_saved or card.total_steps != total:
+        return None
+    if card.evaluation_sequences and not any(entry.step == total for entry in read_evaluations(folder)):
         return None
     return result_of(folder, stopped_by=None, finished=True)
 

@@ -119,9 +119,10 @@ class Worker:
     def _finish(self, trainer: Any, tokenizer: Any) -> Ended:
         from brim.trainer.saving import save_model
 
+        save_model(trainer, tokenizer, self._folder)
+        # Last: an evaluation that does not fit must not cost the model.
         if self._card.evaluation_sequences and not self._has_evaluated(trainer):
             trainer.evaluate()
-        save_model(trainer, tokenizer, self._folder)
         return Ended(finished=True)
 
     def _has_evaluated(self, trainer: Any) -> bool:

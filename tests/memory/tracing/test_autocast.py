@@ -132,21 +132,25 @@ def test_a_step_on_the_cpu_needs_what_the_trace_says(checkpointing: str) -> None
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         step()
-    changes: list[tuple[int, int]] = []
+    changes: list[tuple[int, int, int]] = []
 
     def walk(event: Any) -> None:
         if event.tag == torch._C._profiler._EventType.Allocation:
-            changes.append((event.start_time_ns, event.extra_fields.alloc_size))
+            changes.append((event.start_time_ns, event.extra_fields.alloc_size, event.extra_fields.ptr))
         for child in event.children:
             walk(child)
 
     kineto: Any = recorded.profiler
     for event in kineto.kineto_results.experimental_event_tree():
         walk(event)
-    live = peak = 0
-    for _time, size in sorted(changes):
-        live += size
-        peak = max(peak, live)
+    live: dict[int, int] = {}
+    peak = 0
+    for _time, size, address in sorted(changes):
+        if size > 0:
+            live[address] = size
+        else:
+            live.pop(address, None)  # None: garbage of an earlier test, which the collector may free at any time
+        peak = max(peak, sum(live.values()))
     state = [tensor for entry in optimizer.state.values() for tensor in entry.values()]
     inputs = [value for value in batch.values() if isinstance(value, torch.Tensor)]
     held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers(), *state, *inputs))

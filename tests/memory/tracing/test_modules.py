@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import brim
+from brim.memory.tracing.kernels import CudaFlash
 from brim.memory.tracing.modules import without_memory
 
 WIDTH = 64
@@ -93,3 +94,14 @@ def test_a_question_about_values_is_answered_and_said() -> None:
 
     said = " ".join(brim.estimate(Net(), step=asks, gpu="t4", seq_len=32).assumptions)
     assert "values of tensors" in said
+
+
+@pytest.mark.parametrize("heads_first", [True, False])
+def test_flash_attention_writes_in_the_memory_order_of_its_query(heads_first: bool) -> None:
+    """And so the copy that transformers makes of another order is counted (Phi-3 concatenates its rotated heads)."""
+    shapes = (2, 4, 16, 8) if heads_first else (2, 16, 4, 8)
+    tensors = [torch.empty(shapes, device="meta", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    query, key, value = tensors if heads_first else [tensor.transpose(1, 2) for tensor in tensors]
+    out: torch.Tensor = CudaFlash.apply(query, key, value, True)  # type: ignore[no-untyped-call]
+    assert out.stride() == query.stride()
+    assert out.transpose(1, 2).is_contiguous() is not heads_first

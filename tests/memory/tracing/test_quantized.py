@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from brim.memory.setup import Setup, Target
+from brim.memory.stream import LOADED_WEIGHT, parameter_operator
 from brim.memory.tracing.building import build_model
 from brim.memory.tracing.quantized import QuantizedLinear, true_numel
 from brim.memory.tracing.reference import trace_step
@@ -67,6 +68,27 @@ def test_head_and_embeddings_are_not_quantised_and_preparation_makes_them_float3
     assert {p.dtype for p in model.parameters() if p.is_floating_point()} == {torch.float32}
     unprepared: Any = build_model(a_setup("qlora", prepared=False))
     assert unprepared.get_output_embeddings().weight.dtype == torch.bfloat16
+
+
+def test_a_tied_head_is_the_last_parameter_so_the_last_layer_is_quantised() -> None:
+    """OLMo's norms have no weights: without the head, the last layer's projection would come last, and stay whole."""
+    olmo = {**TINY, "model_type": "olmo", "tie_word_embeddings": True}
+    model = build_model(a_setup("qlora", config=olmo))
+    last = [name for name, module in model.named_modules() if isinstance(module, QuantizedLinear)][-1]
+    assert "layers.1.mlp.down_proj" in last
+
+
+def test_a_base_is_loaded_cast_and_then_gets_adapters_in_an_emptied_cache() -> None:
+    trace = trace_step(a_setup("qlora", prepared=True), TARGET).trace
+    built = [
+        trace.births[event]
+        for event, place in zip(trace.events, trace.event_places, strict=True)
+        if event >= 0 and trace.places[place].phase == "build"
+    ]
+    names = [birth.operator for birth in built]
+    emptied = names.index("empty_cache")
+    assert max(index for index, name in enumerate(names) if name == LOADED_WEIGHT) < emptied
+    assert {name for name in names[emptied + 1 :] if name.startswith("build:")} <= {"build", parameter_operator(True, 4)}
 
 
 @pytest.mark.parametrize("method", ["qlora", "lora-8bit"])

@@ -49,7 +49,10 @@ class Memory:
         if kind == "cuda" and self._on_cuda():
             index = self._torch.cuda.current_device()
             properties = self._torch.cuda.get_device_properties(index)
-            return {"device": f"cuda:{index}", "card": properties.name, "limit": int(properties.total_memory)}
+            return {
+                "device": f"cuda:{index}", "card": properties.name, "limit": int(properties.total_memory),
+                "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            }  # fmt: skip
         return {"device": kind, "card": None, "limit": None}
 
     def read(self) -> dict[str, Any]:

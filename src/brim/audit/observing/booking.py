@@ -101,9 +101,17 @@ def _header(at: str, promised: int | None, ranks: int, first: Event, settings: l
         device=str(first.get("card") or first.get("device") or "cpu"),
         memory_limit_bytes=first.get("limit") if first.get("limit") is not None else _host_memory(first),
         data_fingerprint=None,
-        configuration={**facts, "cores": _cores(first)},
+        configuration={**facts, "cores": _cores(first), **_device(first)},
         versions={name: str(first[name]) for name in ("python", "torch") if name in first},
     )
+
+
+def _device(first: Event) -> dict[str, Any]:
+    """Torch's name of the card, and which cards the script could see: `brim watch` asks the driver about it."""
+    if first.get("card") is None:
+        return {}
+    named = {"device": first.get("device"), "CUDA_VISIBLE_DEVICES": first.get("visible")}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def _host_memory(first: Event) -> int | None:

@@ -40,6 +40,8 @@ def install(torch: Any, note: Callable[..., None]) -> None:
                 note("longest-first", rows=len(order), column=column, longest=lengths[order[0]])
             else:
                 note("longest-unknown", dataset=type(dataset).__name__)
+        elif lengths_of(dataset)[0]:
+            note("longest-skipped", dataset=type(dataset).__name__)
         make(self, dataset, *given, **options)
 
     kind.__init__ = longest_first

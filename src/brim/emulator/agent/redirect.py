@@ -22,6 +22,24 @@ _CHANGED = ("utime", "chmod", "chown", "truncate", "setxattr", "removexattr")
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
+def _file_io(shadow: Shadow) -> type[io.FileIO]:
+    """`io.FileIO` with redirected names. Files that `open` returns are instances of it too."""
+    real = io.FileIO
+
+    class AnyFileIO(type(real)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, real)
+
+    class FileIO(real, metaclass=AnyFileIO):  # type: ignore[misc, valid-type]
+        def __init__(self, file: Any, mode: str = "r", *given: Any, **options: Any) -> None:
+            if not isinstance(file, int) and options.get("opener") is None and len(given) < 2:
+                is_written = bool(_WRITING & set(mode))
+                file = shadow.for_writing(file, keep="w" not in mode) if is_written else shadow.for_reading(file)
+            super().__init__(file, mode, *given, **options)
+
+    return FileIO
+
+
 def install(shadow: Shadow) -> None:
     """Replace the functions of the standard library that name files."""
     real = {name: getattr(os, name) for name in (*_READ, *_CHANGED)}
@@ -131,6 +149,7 @@ def install(shadow: Shadow) -> None:
         return call
 
     builtins.open = io.open = open_file
+    io.FileIO = _file_io(shadow)  # type: ignore[misc]
     os.open = open_descriptor
     bz2._builtin_open = open_file  # type: ignore[attr-defined]  # noqa: SLF001 (shutil has imported it already)
     for name in _READ:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def start() -> None:
     """Called at the interpreter's start, once per process of the command."""
-    session = os.environ["BRIM_EMULATION"]
+    session = os.environ["BRIM_EMULATE_SESSION"]
     with open(os.path.join(session, "settings.json")) as stream:
         settings = json.load(stream)
     open(os.path.join(session, f"python-{os.getpid()}"), "w").close()
@@ -90,7 +90,8 @@ class _Finder:
         if then is None:
             return None
         for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec = find(name, path, target) if find is not None else None
             if spec is not None and spec.loader is not None:
                 run = spec.loader.exec_module
 
@@ -98,7 +99,7 @@ class _Finder:
                     run(module)
                     then(module)
 
-                spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+                spec.loader.exec_module = exec_module
                 return spec
         return None
 

@@ -357,8 +357,8 @@ def shape_of(torch: Any, given: tuple[Any, ...], options: dict[str, Any]) -> tup
 def _device_peak(index: int) -> int:
     """What this process took from the card at most, from the library that is preloaded."""
     card = ctypes.CDLL(None)
-    card.most_bytes_in_use.restype = card.card_context.restype = ctypes.c_size_t
-    return int(card.most_bytes_in_use(index) + card.card_context())
+    card.brim_card_peak.restype = ctypes.c_size_t
+    return int(card.brim_card_peak(index))
 
 
 def _uncomputed() -> list[str]:

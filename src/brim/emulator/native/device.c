@@ -186,7 +186,7 @@ static void start(void) {
     read_card();
     installed = (int)number("BRIM_CARD_COUNT", 1);
     if (installed > DEVICES) installed = DEVICES;
-    context = number("BRIM_CARD_CONTEXT", 256 * MIB);
+    context = number("BRIM_CARD_CONTEXT", 0);
     computing = (int)number("BRIM_CARD_COMPUTE", 0);
     tracing = (int)number("BRIM_CARD_TRACE", 0);
     read_visible();
@@ -207,7 +207,6 @@ static void after_fork(void) {
 static void ready(void) { pthread_once(&once, start); }
 
 const Card *card(void) { ready(); return &properties; }
-size_t card_context(void) { ready(); return context; }
 int card_compute(void) { ready(); return computing; }
 int physical_count(void) { ready(); return installed; }
 int visible_count(void) { ready(); return visible; }
@@ -255,6 +254,7 @@ void give_back(int device, size_t bytes) {
 
 size_t bytes_in_use(int device) { ready(); return mine && mine->pid == getpid() ? mine->bytes[shown[device]] : 0; }
 size_t most_bytes_in_use(int device) { return arenas[device].most; }
+size_t brim_card_peak(int device) { ready(); return arenas[device].most + context; } /* for the agent: the context included */
 
 size_t bytes_held(int physical) {
     ready();

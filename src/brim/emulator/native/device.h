@@ -1,4 +1,4 @@
-/* The emulated card: its properties, and its memory. */
+/* The emulated card: its properties, and its memory. The names of this file are not exported, so that no program can mean them. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -15,8 +15,8 @@ typedef struct { /* one card; all cards of a session are alike (BRIM_CARD) */
     size_t memory;                                                /* what cudaMemGetInfo calls total */
 } Card;
 
+#pragma GCC visibility push(hidden)
 const Card *card(void);
-size_t card_context(void);  /* bytes that the context of one process takes (BRIM_CARD_CONTEXT) */
 int card_compute(void);     /* BRIM_CARD_COMPUTE: copies of any size are made */
 int physical_count(void);   /* BRIM_CARD_COUNT */
 int visible_count(void);    /* those that CUDA_VISIBLE_DEVICES leaves */
@@ -32,7 +32,7 @@ void give_back(int device, size_t bytes);
 int make_context(int device);
 int has_context(int device);
 size_t bytes_in_use(int device);      /* by this process, without its context */
-size_t most_bytes_in_use(int device);
+size_t most_bytes_in_use(int device); /* so far */
 size_t bytes_held(int physical);      /* by all processes, contexts included */
 int holders(int physical, int *pids, size_t *bytes, int room);
 
@@ -53,4 +53,5 @@ int is_running(int pid);
 
 extern int tracing;
 void trace_line(const char *format, ...) __attribute__((format(printf, 1, 2)));
+#pragma GCC visibility pop
 #define trace(...) do { if (tracing) trace_line(__VA_ARGS__); } while (0)

@@ -3,10 +3,12 @@
  * brim emulate sends the writes of Python code to a shadow folder. This is the net below it, for C and C++ libraries and for programs that are
  * not Python. Without the variable every function passes through. */
 #define _GNU_SOURCE
+#include <alloca.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <spawn.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -133,3 +135,56 @@ int symlink(const char *from, const char *to) { NEXT(symlink); return is_refused
 int symlinkat(const char *from, int folder, const char *to) { NEXT(symlinkat); return is_refused(folder, to, 0) ? -1 : next(from, folder, to); }
 int chmod(const char *path, mode_t mode) { NEXT(chmod); return is_refused(AT_FDCWD, path, 1) ? -1 : next(path, mode); }
 int fchmodat(int folder, const char *path, mode_t mode, int flags) { NEXT(fchmodat); return is_refused(folder, path, 1) ? -1 : next(folder, path, mode, flags); }
+
+/* A program that is started with an environment of its own (env -i, subprocess.run(env={...})) would run without this library and without the
+ * agent. What brim has set is put back. Nothing is allocated: this may run between vfork and exec. */
+#define KEPT 64
+static char *kept[KEPT]; /* NAME=value, as at the start of this process */
+static int kept_count;
+
+__attribute__((constructor)) static void keep_environment(void) {
+    if (!getenv("BRIM_CARD_WRITABLE")) return;
+    for (char **entry = environ; *entry && kept_count < KEPT; entry++)
+        if (!strncmp(*entry, "BRIM_", 5) || !strncmp(*entry, "LD_PRELOAD=", 11) || !strncmp(*entry, "PYTHONPATH=", 11)) kept[kept_count++] = strdup(*entry);
+}
+
+static size_t name_length(const char *entry) { return (size_t)(strchrnul(entry, '=') - entry) + 1; }
+static int is_list(const char *entry) { return entry[0] != 'B'; } /* of files or folders, to which a program may add its own */
+
+static size_t merged_bytes(char *const *given) {
+    size_t bytes = (size_t)(kept_count + 1) * sizeof(char *);
+    for (; given && *given; given++) bytes += sizeof(char *) + strlen(*given) + 1;
+    for (int i = 0; i < kept_count; i++) bytes += strlen(kept[i]) + 1;
+    return bytes;
+}
+
+static char **merged(char *const *given, char **result) {
+    size_t count = 0;
+    for (; given && given[count]; count++) result[count] = given[count];
+    char *text = (char *)(result + count + (size_t)kept_count + 1);
+    for (int i = 0; i < kept_count; i++) {
+        size_t length = name_length(kept[i]), at = 0;
+        for (; given && given[at] && strncmp(given[at], kept[i], length); at++) {}
+        if (!given || !given[at]) result[count++] = kept[i];
+        else if (is_list(kept[i]) && !strstr(given[at], kept[i] + length)) {
+            result[at] = text;
+            text += sprintf(text, given[at][length] ? "%s:%s" : "%s", kept[i], given[at] + length) + 1;
+        }
+    }
+    result[count] = NULL;
+    return result;
+}
+#define MERGED(given) (kept_count ? merged(given, alloca(merged_bytes(given))) : (char **)(given))
+
+int execve(const char *path, char *const argv[], char *const envp[]) { NEXT(execve); return next(path, argv, MERGED(envp)); }
+int execvpe(const char *file, char *const argv[], char *const envp[]) { NEXT(execvpe); return next(file, argv, MERGED(envp)); }
+int execv(const char *path, char *const argv[]) { return execve(path, argv, environ); }
+int execvp(const char *file, char *const argv[]) { return execvpe(file, argv, environ); }
+int posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions, const posix_spawnattr_t *attributes, char *const argv[], char *const envp[]) {
+    NEXT(posix_spawn);
+    return next(pid, path, actions, attributes, argv, MERGED(envp));
+}
+int posix_spawnp(pid_t *pid, const char *file, const posix_spawn_file_actions_t *actions, const posix_spawnattr_t *attributes, char *const argv[], char *const envp[]) {
+    NEXT(posix_spawnp);
+    return next(pid, file, actions, attributes, argv, MERGED(envp));
+}

@@ -3,7 +3,8 @@
  * A communicator is a slot of that memory, found by its unique id. For a collective every rank copies its part into its mailbox, waits until
  * all have done so, and reads what it needs from the others, piece by piece. Sends and receives go through a ring buffer for each pair of
  * ranks. A call returns when its work is done, since streams are never behind. The calls of a group make progress together, so that their
- * order does not matter. Messages above COPY_LIMIT bytes synchronise the ranks and move nothing, unless values are computed. */
+ * order does not matter. A rank that only sends (the root of a broadcast) waits until its mailbox is free, and not for the readers. Messages
+ * above COPY_LIMIT bytes synchronise the ranks and move nothing, unless values are computed. */
 #define _GNU_SOURCE
 #include "cuda_api.h"
 #include "device.h"
@@ -299,6 +300,11 @@ static Result compare(const Call *call, const Signature *own) {
     return SUCCESS;
 }
 
+static int only_sends(const Call *call) { /* as with NCCL, a rank that receives nothing does not wait for those that do */
+    int is_root = call->comm->rank == call->root;
+    return call->kind == BROADCAST ? is_root : call->kind == REDUCE || call->kind == GATHER ? !is_root : 0;
+}
+
 static int advance_collective(Call *call, Result *result) {
     Comm *comm = call->comm;
     Member *members = comm->slot->members, *self = &members[comm->rank];
@@ -312,9 +318,11 @@ static int advance_collective(Call *call, Result *result) {
         STORE(self->posted, comm->pieces + 1);
         call->posted = 1;
     }
-    for (int r = 0; r < comm->size; r++)
-        if (LOAD(members[r].posted) <= comm->pieces) return 0;
-    *result = compare(call, &self->signature);
+    if (!real || !only_sends(call)) {
+        for (int r = 0; r < comm->size; r++)
+            if (LOAD(members[r].posted) <= comm->pieces) return 0;
+        *result = compare(call, &self->signature);
+    }
     if (!*result && real) *result = collect(call, n);
     if (!real && call->receive && call->receive != call->send && (call->kind == ALL_GATHER || call->kind == ALL_TO_ALL))
         fill(call->receive, 0, call->count * width(call->type) * (size_t)comm->size);

@@ -22,8 +22,10 @@
 
 namespace {
 
-constexpr int64_t STEERING_INTEGERS = 1 << 22;  // by default: most elements of an integer or boolean tensor
+constexpr int64_t STEERING_INTEGERS = 1 << 22;  // by default: most elements of an integer tensor
+constexpr int64_t STEERING_BOOLEANS = 1 << 26;  // by default: most elements of a boolean tensor, which may say something of a float one: isfinite(x).all()
 constexpr int64_t STEERING_FLOATS = 256;        // by default: most elements of a float tensor
+constexpr int64_t STEERING_MASKS = 1 << 20;     // by default: most elements of a float tensor that is filled, or becomes an integer one: a mask of ones
 constexpr size_t COMPUTED_BYTES = 512 << 20;    // with BRIM_CARD_COMPUTE: largest tensor
 
 // Computed by default. Names are without overload and trailing underscore.
@@ -127,18 +129,24 @@ bool are_plain(const std::vector<c10::IValue>& values) {
   return answer;
 }
 
-bool is_accepted(const at::Tensor& t) {
+bool is_integer(const at::Tensor& t) { return at::isIntegralType(t.scalar_type(), /*includeBool=*/true); }
+
+bool is_accepted(const at::Tensor& t, int64_t most_floats = STEERING_FLOATS) {
   if (!t.defined()) return true;
   if (!is_plain(t)) return false;
   if (computing()) return t.nbytes() <= COMPUTED_BYTES;
-  bool integer = at::isIntegralType(t.scalar_type(), /*includeBool=*/true);
-  return t.numel() <= (integer ? STEERING_INTEGERS : STEERING_FLOATS) && (integer || at::isFloatingType(t.scalar_type()));
+  return t.numel() <= (t.scalar_type() == at::kBool ? STEERING_BOOLEANS : is_integer(t) ? STEERING_INTEGERS : most_floats) && (is_integer(t) || at::isFloatingType(t.scalar_type()));
 }
 
-bool are_accepted(const std::vector<c10::IValue>& values) {
+bool are_accepted(const std::vector<c10::IValue>& values, int64_t most_floats = STEERING_FLOATS) {
   bool answer = true;
-  each_tensor(values, [&](const at::Tensor& t) { answer = answer && is_accepted(t); });
+  each_tensor(values, [&](const at::Tensor& t) { answer = answer && is_accepted(t, most_floats); });
   return answer;
+}
+
+int64_t most_floats(const std::string& name, const std::vector<c10::IValue>& arguments) {
+  bool is_mask = name == "fill_" || (name == "copy_" && arguments[0].isTensor() && arguments[0].toTensor().defined() && is_integer(arguments[0].toTensor()));
+  return is_mask ? STEERING_MASKS : STEERING_FLOATS;
 }
 
 at::Tensor same_memory(const at::Tensor& t) {
@@ -284,6 +292,25 @@ void spread_choices(const std::vector<c10::IValue>& arguments, const std::vector
   rows.copy_(at::arange(indices.numel()).remainder_(input.size(dimension)).view(rows.sizes()));
 }
 
+// A comparison of floats that are not computed: they read as zeros, so the answer is that for zeros. isfinite(x) is x == x and |x| != infinity.
+void compare_zeros(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments, const std::vector<c10::IValue>& results) {
+  static const std::set<std::string> comparisons = {"eq", "ne", "lt", "le", "gt", "ge"};
+  if (!comparisons.count(operators().at(op.operator_name()).name) || results.size() != 1 || !results[0].isTensor()) return;
+  const at::Tensor& result = results[0].toTensor();
+  if (result.scalar_type() != at::kBool || !is_accepted(result)) return;
+  torch::jit::Stack stack;
+  for (const auto& value : arguments) {
+    if (!value.isTensor()) { stack.push_back(value); continue; }
+    const at::Tensor& t = value.toTensor();
+    if (!is_accepted(t) && at::isFloatingType(t.scalar_type())) stack.emplace_back(at::zeros({}, t.options().device(at::kCPU)));
+    else if (t.numel() == 1 && is_accepted(t)) stack.emplace_back(same_memory(t));
+    else return;
+  }
+  PlainDispatch plain;
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+  same_memory(result).fill_(stack.back().toTensor().item<bool>());
+}
+
 // ---- the wrappers
 thread_local int nested = 0;  // inside the card's own operator: its results will be computed, so what it calls is not, except what it may check
 struct Nested {
@@ -296,7 +323,8 @@ void repeat_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   const auto& schema = op.schema();
   if (nested && (schema.is_mutable() || entry.random)) return entry.original.callBoxed(op, keys, stack);
   auto arguments = torch::jit::last(*stack, schema.arguments().size()).vec();
-  bool accepted = entry.on_host && are_accepted(arguments);
+  int64_t floats = most_floats(entry.name, arguments);
+  bool accepted = entry.on_host && are_accepted(arguments, floats);
   host::Philox philox;
   if (entry.random && accepted) philox = philox_before(arguments);
   if (accepted) {
@@ -307,10 +335,17 @@ void repeat_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   }
   auto results = torch::jit::last(*stack, schema.returns().size()).vec();
   if (nested && has_floats(results)) return;
-  if (!accepted || !are_accepted(results)) {  // an out= argument may have grown
+  if (!accepted || !are_accepted(results, floats)) {  // an out= argument may have grown
     if (computing() && has_floats(schema.is_mutable() ? arguments : results))
       not_computed(op, !entry.on_host ? "no kernel for the CPU" : are_plain(arguments) ? "larger than 512 MiB" : "not a strided tensor");
     if (!computing() && entry.name == "topk") spread_choices(arguments, results);
+    if (!computing() && !schema.is_mutable()) {
+      try {
+        compare_zeros(op, arguments, results);
+      } catch (const std::exception& error) {
+        not_computed(op, error.what());
+      }
+    }
     return;
   }
   try {

@@ -40,11 +40,11 @@ def _run_next_sitecustomize(here: str) -> None:
 
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-if os.environ.get("BRIM_EMULATION"):
+if os.environ.get("BRIM_EMULATE_SESSION"):
     try:
         _start_agent(os.path.join(os.path.dirname(_HERE), "agent"))
     except Exception as error:  # noqa: BLE001 (Python would print it and go on, with nothing to protect the user's files)
-        sys.stderr.write(f"brim emulate: the agent cannot start: {type(error).__name__}: {error}\n")
+        sys.stderr.write(f"brim emulate: failed to start the agent: {type(error).__name__}: {error}\n")
         sys.stderr.flush()
         os._exit(1)
 _run_next_sitecustomize(_HERE)

@@ -150,11 +150,16 @@ def refuse_other_tasks(task: Task, config: Any) -> None:
     raise UnsupportedError(text.format(kind=config.model_type, task=task))
 
 
-def _keep_in_float32(model: Any, dtype: torch.dtype) -> None:
-    """What a class asks to hold in float32 whatever the weights are in, such as T5's `wo` (modeling_utils.py, `_keep_in_fp32_modules`)."""
+def kept_in_float32(model: Any, dtype: torch.dtype) -> set[str]:
+    """The modules that a class asks to hold in float32 whatever the weights are in, such as T5's `wo` (modeling_utils.py)."""
     asked = set(model._keep_in_fp32_modules_strict or ()) if dtype != torch.float32 else set()
     if dtype == torch.float16:
         asked |= set(model._keep_in_fp32_modules or ())
+    return asked
+
+
+def _keep_in_float32(model: Any, dtype: torch.dtype) -> None:
+    asked = kept_in_float32(model, dtype)
     for name, parameter in model.named_parameters():
         if asked & set(name.split(".")):
             parameter.data = parameter.data.to(torch.float32)

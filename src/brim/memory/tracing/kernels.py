@@ -184,6 +184,18 @@ def choose_attention(
     return "math" if grouped else "efficient"
 
 
+_SOFTMAXES: dict[Any, Any] = {
+    **dict.fromkeys((F.softmax, torch.softmax, torch.Tensor.softmax), _aten._softmax),
+    **dict.fromkeys((F.log_softmax, torch.log_softmax, torch.Tensor.log_softmax), _aten._log_softmax),
+}
+
+
+def _writes_float32(args: Any, kwargs: Any) -> bool:
+    """CUDA reads float16 and writes float32 in one kernel; every other pair of dtypes is converted first."""
+    has_dimension = len(args) > 1 or kwargs.get("dim") is not None
+    return bool(has_dimension and kwargs.get("dtype") is torch.float32 and args[0].dtype == torch.float16)
+
+
 class Kernels(TorchFunctionMode):
     """Replaces calls while it is active; `chosen` remembers which attention kernels ran."""
 
@@ -204,6 +216,8 @@ class Kernels(TorchFunctionMode):
                 return self._attention(*args, **kwargs)
         if func is F.dropout and self._target.backend == "cuda":
             return _cuda_dropout(*args, **kwargs)
+        if func in _SOFTMAXES and self._target.backend == "cuda" and _writes_float32(args, kwargs):
+            return _SOFTMAXES[func](args[0], args[1] if len(args) > 1 else kwargs["dim"], True)
         if func in _GROUPED_PRODUCTS:
             return _GroupedProduct.apply(*args[:2])  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
@@ -234,8 +248,7 @@ class Kernels(TorchFunctionMode):
         if self._target.backend == "cpu":
             return _CpuFlash.apply(query, key, value, bias, self._tracer, self._target.threads, is_causal)  # type: ignore[no-any-return,no-untyped-call]
         if kernel == "flash":
-            tracer = self._tracer if dropout_p == 0.0 else None
-            return CudaFlash.apply(query, key, value, is_causal, 1, tracer)  # type: ignore[no-any-return,no-untyped-call]
+            return CudaFlash.apply(query, key, value, is_causal, 1, self._tracer, dropout_p)  # type: ignore[no-any-return,no-untyped-call]
         if bias is not None:
             bias = _aligned(bias).expand(*query.shape[:3], key.shape[2])
         return _CudaEfficient.apply(query, key, value, bias, self._tracer)  # type: ignore[no-any-return,no-untyped-call]
@@ -325,16 +338,26 @@ class CudaFlash(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Any, key: Any, value: Any, causal: bool, sequences: int = 1, tracer: Tracer | None = None
+        ctx: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        causal: bool,
+        sequences: int = 1,
+        tracer: Tracer | None = None,
+        dropout: float = 0.0,
     ) -> torch.Tensor:
         """Take [batch, heads, length, size]; save the three, the output, the logarithms of the row sums, and the state of dropout.
 
-        `sequences` are packed into each row, and attend to themselves only. `tracer`: where keys may be split over several blocks.
+        `sequences` are packed into each row, and attend to themselves only. `tracer`: of torch's own kernel, not of the package flash-attn.
+        Torch splits the keys over several blocks unless there is dropout. In backward it copies what is not in memory order
+        [batch, length, heads, size].
         """
         batch, heads, length, size = query.shape
-        out = _heads_last(query)
+        out = torch.empty_like(query)  # in the query's own memory order
         logsumexp = query.new_empty(batch, heads, length, dtype=torch.float32)
-        if tracer is not None:
+        ctx.is_own = tracer is not None
+        if tracer is not None and dropout == 0.0:
             numbers = batch * heads, length, key.shape[2]
             tracer.transient(numbers, scratch_name("flash_forward", size))
         states = query.new_empty(2, dtype=torch.int64), query.new_empty((), dtype=torch.int64)
@@ -346,10 +369,12 @@ class CudaFlash(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         """Make three gradients, and scratch that lives until they are there."""
-        key, query, value, *_rest = ctx.saved_tensors
+        key, query, value, logsumexp, out, *states = ctx.saved_tensors
         batch, heads, length, size = query.shape
         rounded = -(-length // 128) * 128
-        grad_query, grad_key, grad_value = _heads_last(query), _heads_last(key), _heads_last(value)
+        if ctx.is_own:
+            grad, out = (tensor.transpose(1, 2).contiguous() for tensor in (grad, out))
+        grad_query, grad_key, grad_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
         # Scratch: the row sums, the accumulator of the query's gradient, and grouped heads' gradients before they are summed.
         row_sums = query.new_empty(batch, heads, rounded, dtype=torch.float32)
         accumulator = query.new_empty(batch, heads, rounded, -(-size // 32) * 32, dtype=torch.float32)
@@ -361,7 +386,10 @@ class CudaFlash(torch.autograd.Function):
         del touched
         del accumulator
         del row_sums
-        return grad_query, grad_key, grad_value, None, None, None
+        del grad
+        # With checkpointing only the names here hold what was saved: as C++ does, the last goes first.
+        del states, out, logsumexp, value, query, key
+        return grad_query, grad_key, grad_value, None, None, None, None
 
 
 class _CudaEfficient(torch.autograd.Function):
@@ -380,7 +408,7 @@ class _CudaEfficient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        _bias, key, query, value, _logsumexp, out = ctx.saved_tensors
+        bias, key, query, value, logsumexp, out = ctx.saved_tensors
         batch, heads, length, size = query.shape
         grads = _heads_last(query), _heads_last(key), _heads_last(value)
         keys = key.shape[2]
@@ -394,6 +422,8 @@ class _CudaEfficient(torch.autograd.Function):
         workspace = ctx.tracer.take(numbers, rule)
         del row_sums
         ctx.tracer.give(workspace)
+        # With checkpointing only the names here hold what was saved: as C++ does, the last goes first.
+        del out, logsumexp, value, query, key, bias
         return *grads, grad_bias, None
 
 

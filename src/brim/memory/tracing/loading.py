@@ -1,25 +1,29 @@
-"""How a quantised base comes onto the card, which leaves holes in the allocator's segments that the training then uses.
+"""How a model comes onto the card, which leaves holes in the allocator's segments that the training then uses.
 
+A plain model is moved with `.to(device)`, children before their parents, parameters before buffers. For a quantised base,
 `from_pretrained(quantization_config=...)` (transformers 5) first takes and gives back as much as the whole base will need
 (modeling_utils.py, `caching_allocator_warmup`): one large segment. Then it copies weight by weight, in the order of their names, and
-quantises each as it comes. `prepare_model_for_kbit_training` replaces what is not quantised by float32 copies, and peft adds its adapters.
+quantises each as it comes. `prepare_model_for_kbit_training` replaces what is not quantised by float32 copies and empties the cache.
+peft adds its adapters afterwards: each in the dtype of its layer, and, once all are there, float32 copies in their place.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
+from brim.memory.allocator import EMPTY_CACHE_BYTES
 from brim.memory.scratch import scratch_name
 from brim.memory.stream import LOADED_COPY, LOADED_WEIGHT
-from brim.memory.tracing.quantized import QuantizedLinear
+from brim.memory.tracing.building import kept_in_float32
+from brim.memory.tracing.quantized import QuantizedLinear, has_quantized
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
+    from collections.abc import Iterator
 
     from brim.memory.tracing.trace import Tracer
 
@@ -30,18 +34,65 @@ _ORDER = {
 """The tensors of a quantised weight as bitsandbytes allocates them (functional.py `quantize_4bit`, nn/modules.py `Int8Params`)."""
 
 
-def load_quantized(
-    tracer: Tracer, model: nn.Module, go: Callable[[torch.Tensor], None], adopt: Callable[[torch.Tensor], None]
-) -> None:
-    """Record the birth of every parameter; `go` enters a parameter's place, `adopt` counts it."""
+Visit = Callable[[torch.Tensor], None]
+
+
+def load_on_card(tracer: Tracer, model: nn.Module, go: Visit, adopt: Visit) -> None:
+    """Record the birth of every parameter and buffer; `go` enters a tensor's place, `adopt` counts a parameter."""
+    if has_quantized(model):
+        _load_quantized(tracer, model, go, adopt)
+    adapters = {id(parameter) for name, parameter in model.named_parameters() if "lora_" in name}
+    for tensor in _in_order_of_moving(model):
+        if id(tensor) in adapters:
+            continue
+        go(tensor)
+        if isinstance(tensor, nn.Parameter):
+            adopt(tensor)
+        else:
+            tracer.adopt([tensor], "buffers")
+    _load_adapters(tracer, model, go, adopt)
+
+
+def _in_order_of_moving(module: nn.Module) -> Iterator[torch.Tensor]:
+    for child in module.children():
+        yield from _in_order_of_moving(child)
+    yield from module.parameters(recurse=False)
+    yield from module.buffers(recurse=False)
+
+
+def _load_adapters(tracer: Tracer, model: nn.Module, go: Visit, adopt: Visit) -> None:
+    copies = []
+    for module in model.modules():
+        base: Any = getattr(module, "base_layer", None)
+        if base is None:
+            continue
+        dtype = base.compute_dtype if isinstance(base, QuantizedLinear) and base.bits == 4 else base.weight.dtype
+        for name, parameter in module.named_parameters():
+            if "lora_" not in name:
+                continue
+            go(parameter)
+            is_cast = dtype.is_floating_point and dtype.itemsize < parameter.itemsize
+            copies.append((parameter, tracer.take((parameter.numel() * dtype.itemsize,), "aten::_to_copy") if is_cast else []))
+            if not is_cast:
+                adopt(parameter)
+    for parameter, copy in copies:
+        go(parameter)
+        adopt(parameter)
+        tracer.give(copy)
+
+
+def _load_quantized(tracer: Tracer, model: nn.Module, go: Visit, adopt: Visit) -> None:
     modules = {id(parameter): module for module in model.modules() for parameter in module.parameters(recurse=False)}
     layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
     bits, loaded = layers[0].bits, layers[0].dtype
-    named = [(name, parameter) for name, parameter in model.named_parameters() if "lora_" not in name]
+    named = [(_plain(name), parameter) for name, parameter in model.named_parameters() if "lora_" not in name]
+    base: Any = model
+    tied = set(getattr(base, "all_tied_weights_keys", ()))  # the warm-up leaves these out, also where the file has them
+    kept = kept_in_float32(base, loaded)
     tracer.transient((1,), scratch_name("warmup", 8 * loaded.itemsize // bits))
     copies: dict[int, list[int]] = {}
     done: set[int] = set()
-    for _name, parameter in sorted(named, key=lambda pair: _natural(pair[0])):
+    for name, parameter in sorted(named, key=lambda pair: _natural(pair[0])):
         module: Any = modules[id(parameter)]
         if id(parameter) in done:
             continue
@@ -49,21 +100,25 @@ def load_quantized(
         if isinstance(module, QuantizedLinear) and parameter is not module.bias:
             done |= {id(tensor) for tensor in _load_weight(tracer, module, adopt)}
             continue
-        if parameter.dtype == loaded:
+        operator = "aten::_to_copy" if name in tied else LOADED_COPY
+        if parameter.dtype == loaded or kept & set(name.split(".")):
+            tracer.transient((parameter.numel() * loaded.itemsize,), operator)  # so that the warm-up can count it
             adopt(parameter)
             continue
-        copies[id(parameter)] = tracer.take((parameter.numel() * loaded.itemsize,), LOADED_COPY)
+        copies[id(parameter)] = tracer.take((parameter.numel() * loaded.itemsize,), operator)
+    for name, parameter in named:
+        if name in tied:  # the file has both: they are compared, and not tied if they differ
+            tracer.transient((parameter.numel(),), "aten::eq")
     for parameter in model.parameters():
         if id(parameter) in copies:
             go(parameter)
             adopt(parameter)
             tracer.give(copies[id(parameter)])
-    for parameter in model.parameters():  # the adapters
-        go(parameter)
-        adopt(parameter)
+    if copies:  # `prepare_model_for_kbit_training` empties the cache after its casts
+        tracer.transient((EMPTY_CACHE_BYTES,), "empty_cache")
 
 
-def _load_weight(tracer: Tracer, layer: QuantizedLinear, adopt: Callable[[torch.Tensor], None]) -> list[torch.Tensor]:
+def _load_weight(tracer: Tracer, layer: QuantizedLinear, adopt: Visit) -> list[torch.Tensor]:
     """A weight of the checkpoint, what it becomes, and what that takes in passing."""
     count = layer.in_features * layer.out_features
     tensors: list[torch.Tensor] = [getattr(layer, name) for name in _ORDER[layer.bits]]
@@ -86,7 +141,11 @@ def _load_weight(tracer: Tracer, layer: QuantizedLinear, adopt: Callable[[torch.
     return tensors
 
 
+def _plain(name: str) -> str:
+    """The name that a parameter has in the checkpoint, where peft's wrappers are not."""
+    return name.replace("base_model.model.", "").replace(".base_layer", "").replace(".original_module", "")
+
+
 def _natural(name: str) -> list[tuple[int, str | int]]:
-    """Names in the order in which people count: layer 10 after layer 9. peft's wrappers are not in the checkpoint."""
-    plain = name.replace("base_model.model.", "").replace(".base_layer", "").replace(".original_module", "")
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"[.]", plain)]
+    """Names in the order in which people count: layer 10 after layer 9."""
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"[.]", name)]

@@ -66,11 +66,11 @@ class QuantizedLinear(nn.Linear):
             self._cast_bias(x.dtype)
             result: torch.Tensor = product.apply(x, self.bias, self)  # type: ignore[no-untyped-call]
             return result
-        self._cast_bias(self.compute_dtype)
         dtype = x.dtype
-        x = x.to(self.compute_dtype)  # alive until the result is there
-        result = _FourBit.apply(x, self.bias, self)  # type: ignore[no-untyped-call]
-        return result.to(dtype)
+        x = x.to(self.compute_dtype)  # alive until the result is there, and dies after what the result is cast from
+        self._cast_bias(self.compute_dtype)
+        cast: torch.Tensor = _FourBit.apply(x, self.bias, self).to(dtype)  # type: ignore[no-untyped-call]
+        return cast
 
     def written_out(self, like: torch.Tensor) -> torch.Tensor:
         """The whole weight, in the dtype of `like`."""
@@ -192,15 +192,27 @@ def quantized_layers(model: Any) -> list[tuple[str, Any]]:
     A classifier's head trains with the adapters, so it must be left out by hand (`llm_int8_skip_modules`), or peft fails.
     """
     from transformers.pytorch_utils import Conv1D
-    from transformers.quantizers.base import get_keys_to_not_convert
     from transformers.quantizers.quantizers_utils import should_convert_module
 
-    kept = [*get_keys_to_not_convert(model), *(getattr(model, "_keep_in_fp32_modules", None) or ()), *_HEADS]
+    kept = [*_not_converted(model), *(getattr(model, "_keep_in_fp32_modules", None) or ()), *_HEADS]
     return [
         (name, module)
         for name, module in model.named_modules()
         if (type(module) is nn.Linear or isinstance(module, Conv1D)) and should_convert_module(name, kept)
     ]
+
+
+def _not_converted(model: Any) -> set[str]:
+    """`get_keys_to_not_convert` before weights are tied, as in loading: a tied head is then the last parameter, and not the last layer."""
+    from transformers.quantizers.base import get_keys_to_not_convert
+
+    kept = set(get_keys_to_not_convert(model))
+    last, untied_last = (
+        [name for name, _parameter in model.named_parameters(remove_duplicate=unique)][-1] for unique in (True, False)
+    )
+    if last != untied_last and last not in {*model.all_tied_weights_keys, *model.all_tied_weights_keys.values()}:
+        kept.discard(last.removesuffix(".weight"))
+    return kept | {untied_last.removesuffix(".weight")}
 
 
 def prepare(model: nn.Module) -> None:

@@ -30,9 +30,9 @@ from brim.memory.tracing.building import (
     make_batch,
 )
 from brim.memory.tracing.kernels import Kernels, in_order, scratch_of
-from brim.memory.tracing.loading import load_quantized
+from brim.memory.tracing.loading import load_on_card
 from brim.memory.tracing.optimizers import Stepper, make_optimizer
-from brim.memory.tracing.quantized import BITS, has_quantized, true_numel
+from brim.memory.tracing.quantized import BITS, true_numel
 from brim.memory.tracing.trace import Tracer
 from brim.memory.work import Work, work_of
 
@@ -155,7 +155,7 @@ class Stage:
         ready = autocast.around(model) if autocast else contextlib.nullcontext()
         # Kernels in backward too: checkpointing runs forward again there.
         with meta_counts_as_cpu(), tracer, self._kernels, ready, tracer.layers(blocks):
-            tracer.adopt_model(model, blocks, load_quantized if self._target.backend == "cuda" and has_quantized(model) else None)
+            tracer.adopt_model(model, blocks, load_on_card if self._target.backend == "cuda" else None)
             prepare(tracer)
             rounds = 0
             for _step in range(2):
@@ -189,6 +189,8 @@ class Stage:
             loss = loss / recipe.accumulation
         self._tracer.go("backward", round_, None)
         _backward(loss)
+        # What the graph's nodes still hold (bitsandbytes' 8-bit inputs) dies with the loss, outside of any layer.
+        self._tracer.go("backward", round_, None)
 
     def _optimize(self, recipe: Recipe, optimizer: Stepper, round_: int) -> None:
         tracer, trainable = self._tracer, self._trainable

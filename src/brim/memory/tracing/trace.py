@@ -98,7 +98,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.trace.births[number].kind = kind
 
     def adopt_model(self, model: nn.Module, blocks: Sequence[nn.Module], load: Callable[..., None] | None = None) -> None:
-        """Count parameters and buffers of a model, each in its layer; `load` brings the parameters in another order."""
+        """Count parameters and buffers of a model, each in its layer; `load` brings them in the order of a card."""
         layers = {id(tensor): index for index, block in enumerate(blocks) for tensor in (*block.parameters(), *block.buffers())}
 
         def go(tensor: torch.Tensor) -> None:

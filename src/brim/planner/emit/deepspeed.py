@@ -146,4 +146,4 @@ def hidden_size(recipe: Recipe) -> int | None:
 def width_of(config: Mapping[str, Any]) -> int | None:
     """As a config says it, under one of the names for it."""
     inner: Any = config.get("text_config") or config
-    return next((inner[key] for key in ("hidden_size", "d_model", "n_embd") if isinstance(inner.get(key), int)), None)
+    return next((inner[key] for key in ("hidden_size", "d_model", "n_embd", "dim") if isinstance(inner.get(key), int)), None)

@@ -1,0 +1,126 @@
+"""A model on a CUDA card, placed as loading a checkpoint places it, but without one.
+
+The caching allocator keeps the segments that loading has touched, and training then fills their holes. A trial that allocates its weights
+in another order, or with other temporaries, has other holes; near the limit its largest micro-batch is another one. So a plain model is
+built on the host and moved with `.to(device)`, and a quantised one goes through `from_pretrained`, which reads a sparse file of zeros.
+
+Weights then get values in place: finite ones, because GradScaler skips steps with infinities, and not all zero, because a card computes
+faster with zeros.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from logging import ERROR, getLogger
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+
+from brim.emulator.training import write_zeros
+from brim.memory.tracing.building import (
+    automatic_class,
+    base_dtype,
+    compute_dtype,
+    model_of_config,
+    prepare_model,
+    read_config,
+    refusals,
+)
+from brim.memory.tracing.quantized import BITS, quantized_layers
+from brim.step.four_bits import keep_trainable
+from brim.workload.resolve import untie_output
+
+if TYPE_CHECKING:
+    from brim.memory.setup import Setup
+
+_SPREAD: Final = 0.02
+"""Standard deviation of the weights, as most models are initialised."""
+
+
+def load_on_card(setup: Setup, device: str) -> nn.Module:
+    """The model of a setup on this card, prepared for training."""
+    with refusals():
+        model = _quantized(setup, device) if setup.method in BITS else _moved(setup, device)
+    torch.cuda.empty_cache()  # temporaries of the initialisation
+    model.train()
+    # Adapters are created on the host and follow the layers that they adapt, as in scripts that call peft.
+    return prepare_model(model, setup, "cpu")
+
+
+@torch.no_grad()
+def _moved(setup: Setup, device: str) -> Any:
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():  # host memory that is never written takes no RAM
+        model = model_of_config(setup, read_config(setup))
+    model.tie_weights()
+    untie_output(model, setup.config)
+    model.to(device)
+    for parameter in model.parameters():
+        parameter.zero_()
+    model.initialize_weights()
+    return model
+
+
+def _quantized(setup: Setup, device: str) -> Any:
+    from transformers.utils import logging
+
+    config = read_config(setup)
+    with torch.device("meta"):
+        skeleton = model_of_config(setup, config)
+    asked = {"attn_implementation": setup.attention} if setup.attention in {"eager", "sdpa"} else {}
+    quiet: Any = logging
+    quiet.disable_progress_bar()
+    getLogger("bitsandbytes.autograd._functions").setLevel(ERROR)  # it reports the cast of every product
+    with tempfile.TemporaryDirectory(prefix="brim-") as folder:
+        config.save_pretrained(folder)
+        write_zeros(Path(folder) / "model.safetensors", skeleton, base_dtype(setup))
+        model = automatic_class(setup.task).from_pretrained(
+            folder, config=config, dtype=base_dtype(setup), device_map={"": device}, local_files_only=True,
+            quantization_config=_quantization(setup, skeleton), **asked,
+        )  # fmt: skip
+    keep_trainable(model)
+    _fill(model)
+    if not setup.prepared:
+        return model
+    import peft
+
+    prepare: Any = peft.prepare_model_for_kbit_training
+    return prepare(model, use_gradient_checkpointing=False)
+
+
+def _quantization(setup: Setup, skeleton: nn.Module) -> Any:
+    """As `brim train` asks for it. A classifier's head trains with the adapters, so it stays whole."""
+    import transformers
+
+    made: Any = transformers.BitsAndBytesConfig
+    skipped = None
+    if setup.task == "classification":
+        quantized = {name for name, _layer in quantized_layers(skeleton)}
+        skipped = [name for name, module in skeleton.named_modules() if isinstance(module, nn.Linear) and name not in quantized]
+    if BITS[setup.method] == 8:
+        return made(load_in_8bit=True, llm_int8_skip_modules=skipped)
+    return made(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=compute_dtype(setup), llm_int8_skip_modules=skipped,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def _fill(model: nn.Module) -> None:
+    """Random values in place of the zeros, without taking memory."""
+    for name, parameter in model.named_parameters():
+        packed: Any = parameter
+        if parameter.dtype == torch.uint8:
+            parameter.random_(0, 256)
+            packed.quant_state.state2.absmax.zero_()
+            packed.quant_state.offset.fill_(_SPREAD)  # with double quantisation: the mean of all scales
+        elif parameter.dtype == torch.int8:
+            parameter.random_(-127, 128)
+            packed.SCB.fill_(2 * _SPREAD)
+        elif parameter.dim() > 1:
+            parameter.normal_(0, _SPREAD)
+        else:
+            parameter.fill_(1.0 if name.endswith("weight") else 0.0)
