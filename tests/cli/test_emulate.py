@@ -13,7 +13,7 @@ from tests.conftest import Cli
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("--", "python", "train.py"), "--gpu is needed"),
+        (("--", "python", "train.py"), "--gpu is missing"),
         (("--gpu", "t4"), "A command is needed"),
         (("--gpu", "t5", "--", "python"), "no GPU 't5'"),
         (("--gpu", "mi300x", "--", "python"), "only CUDA cards can be emulated"),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from brim.cli._output import Column, bar, grid, line_width, show, table
 from brim.locale import _
+from brim.prober.search import NOISE
 from brim.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -121,11 +122,11 @@ def _proven(proven: Proven) -> str:
 
 
 def _was_capped(found: Measurement) -> bool:
-    """Whether memory was left: the search did not end at the limit."""
+    """Whether the search ended at the size of a step, with memory left: by more than the same size differs from run to run."""
     failed = any(trial.verdict != "ok" for trial in found.trials)
     if failed or found.largest is None or found.fit is None or found.limit_bytes is None:
         return False
-    return found.fit.bytes_of(found.largest.micro_batch + 1) <= found.limit_bytes - found.margin_bytes
+    return (1 + NOISE) * found.fit.bytes_of(found.largest.micro_batch + 1) <= found.limit_bytes - found.margin_bytes
 
 
 def _data_line(data: DataReport) -> str:
