@@ -3,14 +3,13 @@
     python benchmarks/probe_emulated.py [--only 3 --only 7] [-o results.jsonl]
 
 Both look for the largest micro-batch that trains on a card of a few GiB. `brim probe` predicts, tries a few sizes and stops. Brute force
-(`emulated/largest.py`) is plain torch, transformers, peft and bitsandbytes: every size in a process of its own, three optimizer steps.
-Its answer is the size that trains while the two above it do not; it tries the probe's answer first, then bisects.
+(`emulated/largest.py`) is plain torch, transformers, peft and bitsandbytes: every size in its own process, three optimizer steps.
+Its answer is the size that trains while the next two do not. It tries the probe's answer first, then bisects.
 
-The limit is the same for both: the memory of the card, less the margin of a probe (2 percent, at least 2 MiB), counted with the CUDA
-context, held by `torch.cuda.set_per_process_memory_fraction`. The verdict is the same too: a size trains if no step runs out of memory
-and the allocator does not have to give its cache back in step after step (where it had to, a later pair must do without). The steps of
-brute force have no mask, a mask, no mask, because attention may take another kernel; a probe runs both as well, and mixed lengths, an
-evaluation and a save.
+Both use the same limit: the memory of the card, CUDA context included, less the margin of a probe (2 percent, at least 2 MiB). It is set
+with `torch.cuda.set_per_process_memory_fraction`. Both use the same verdict: a size trains if no step runs out of memory and the allocator
+does not have to release its cache in every step (see `emulated/largest.py`). Brute force runs its steps without a mask, with a mask and
+without a mask, because attention may use a different kernel. A probe runs both too, and also mixed lengths, an evaluation and a save.
 
 Prints a table; exit code 1 if any answer differs. Needs an interpreter with the CUDA build of torch: `--python`, by default
 `.venv-cuda/bin/python` (`make emulator`).
@@ -66,72 +65,71 @@ CASES: tuple[Case, ...] = (
 )
 
 
-def on_card(asked: Case, runner: list[str], command: list[str], question: str = "") -> subprocess.CompletedProcess[str]:
-    card = [*runner, "--gpu", asked["gpu"], "--memory", asked["memory"], "--"]
+def on_card(spec: Case, runner: list[str], command: list[str], stdin: str = "") -> subprocess.CompletedProcess[str]:
+    card = [*runner, "--gpu", spec["gpu"], "--memory", spec["memory"], "--"]
     environment = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", **os.environ, "HF_HUB_OFFLINE": "1"}
-    return subprocess.run([*card, *command], input=question, capture_output=True, text=True, check=False, env=environment)
+    return subprocess.run([*card, *command], input=stdin, capture_output=True, text=True, check=False, env=environment)
 
 
-def probed(asked: Case, runner: list[str], python: str) -> dict[str, Any]:
-    """The answer of `brim probe`, and how many trials it took."""
-    words = [python, "-m", "brim", "probe", asked["model"], "--objective", "largest", "--fresh", "--json"]
+def probe_result(spec: Case, runner: list[str], python: str) -> dict[str, Any]:
+    """The answer of `brim probe`, its number of trials and the error of its prediction."""
+    words = [python, "-m", "brim", "probe", spec["model"], "--objective", "largest", "--fresh", "--json"]
     for name in ("method", "precision", "optimizer", "seq_len", "checkpointing", "attention", "accumulation"):
-        words += [f"--{name.replace('_', '-')}", str(asked[name])]
+        words += [f"--{name.replace('_', '-')}", str(spec[name])]
     with tempfile.TemporaryDirectory() as cache:
         os.environ["BRIM_CACHE"] = cache
-        done = on_card(asked, runner, words)
+        done = on_card(spec, runner, words)
     if done.returncode:
         return {"error": done.stderr.strip()[-400:]}
-    found = json.loads(done.stdout)
-    return {"largest": found["largest"]["micro_batch"], "trials": len(found["trials"]), "versus": found["versus"]["error"]}
+    record = json.loads(done.stdout)
+    return {"largest": record["largest"]["micro_batch"], "trials": len(record["trials"]), "versus": record["versus"]["error"]}
 
 
-def tried(asked: Case, runner: list[str], python: str, guess: int | None = None) -> dict[str, Any]:
-    """The answer of brute force."""
-    config = dict(find_model(asked["model"]).config or {})
-    plain = {"lora_rank": 8, "lora_targets": [], "max_grad_norm": 1.0, **asked}
-    done = on_card(asked, runner, [python, str(_LARGEST)], json.dumps({"case": plain, "config": config, "guess": guess}) + "\n")
+def brute_force_result(spec: Case, runner: list[str], python: str, guess: int | None = None) -> dict[str, Any]:
+    config = dict(find_model(spec["model"]).config or {})
+    complete = {"lora_rank": 8, "lora_targets": [], "max_grad_norm": 1.0, **spec}
+    done = on_card(spec, runner, [python, str(_LARGEST)], json.dumps({"case": complete, "config": config, "guess": guess}) + "\n")
     if done.returncode or not done.stdout.strip():
         return {"error": done.stderr.strip()[-400:]}
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
 
 
-def name_of(asked: Case) -> str:
-    extra = [
-        word for word, has in (("checkpointing", asked["checkpointing"] == "full"), ("x2", asked["accumulation"] > 1)) if has
-    ]
-    words = [asked["gpu"], asked["memory"], asked["model"], asked["method"], asked["precision"], asked["optimizer"]]
-    return " ".join([*words, str(asked["seq_len"]), *extra])
+def name_of(spec: Case) -> str:
+    extra = [word for word, has in (("checkpointing", spec["checkpointing"] == "full"), ("x2", spec["accumulation"] > 1)) if has]
+    words = [spec["gpu"], spec["memory"], spec["model"], spec["method"], spec["precision"], spec["optimizer"]]
+    return " ".join([*words, str(spec["seq_len"]), *extra])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default=str(_ROOT / ".venv-cuda" / "bin" / "python"))
-    parser.add_argument("--runner", help="what runs a command on a card, instead of `python -m brim.emulator`")
-    parser.add_argument("--only", type=int, action="append", help="the number of a case, as the table has it")
+    parser.add_argument("--runner", help="the program that provides the card; default: python -m brim.emulator")
+    parser.add_argument("--only", type=int, action="append", help="run only the case with this number in the table; repeatable")
     parser.add_argument("-o", "--output", type=Path, help="a file for the results, as JSON lines")
     options = parser.parse_args()
     print(f"{'':2}  {'case':78}  {'probe':>5}  {'brute force':>11}  trials  predicted")
     runner = [options.runner] if options.runner else [options.python, "-m", "brim.emulator"]
     equal = total = 0
-    for number, asked in enumerate(CASES, 1):
+    for number, spec in enumerate(CASES, 1):
         if options.only and number not in options.only:
             continue
         began = time.monotonic()
-        found = probed(asked, runner, options.python)
-        truth = tried(asked, runner, options.python, found.get("largest"))
+        probe = probe_result(spec, runner, options.python)
+        brute_force = brute_force_result(spec, runner, options.python, probe.get("largest"))
         total += 1
-        is_equal = "largest" in found and found.get("largest") == truth.get("largest")
+        is_equal = "largest" in probe and probe["largest"] == brute_force.get("largest")
         equal += is_equal
-        trouble = "" if is_equal else f"  DIFFERS {found.get('error', '')} {truth.get('error', '')}"
-        off = f"{found['versus']:+.1%}" if "versus" in found else "-"
-        answers = f"{found.get('largest', '-'):>5}  {truth.get('largest', '-'):>11}  {found.get('trials', '-'):>6}  {off:>9}"
-        print(f"{number:2}  {name_of(asked):78}  {answers}{trouble}", flush=True)
+        difference = "" if is_equal else f"  DIFFERS {probe.get('error', '')} {brute_force.get('error', '')}"
+        error = f"{probe['versus']:+.1%}" if "versus" in probe else "-"
+        answers = (
+            f"{probe.get('largest', '-'):>5}  {brute_force.get('largest', '-'):>11}  {probe.get('trials', '-'):>6}  {error:>9}"
+        )
+        print(f"{number:2}  {name_of(spec):78}  {answers}{difference}", flush=True)
         if options.output is not None:
             seconds = round(time.monotonic() - began, 1)
             with options.output.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"case": asked, "probe": found, "brute_force": truth, "seconds": seconds}) + "\n")
+                file.write(json.dumps({"case": spec, "probe": probe, "brute_force": brute_force, "seconds": seconds}) + "\n")
     print(f"{equal} of {total} answers are equal.")
     return 0 if equal == total else 1
 

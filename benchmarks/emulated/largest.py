@@ -2,10 +2,10 @@
 
     python -m brim.emulator --gpu t4 --memory 2GiB -- python benchmarks/emulated/largest.py < case.jsonl
 
-Nothing of brim is imported here. Every size is a process of its own: a fork of this one, which has imported the libraries and has no
-context on the card. A size trains if three optimizer steps go through without an out-of-memory error, and the allocator does not have to
-give its cache back in every step to go on: where it had to, a later pair of steps must do without.
-The answer is the size that trains while the two above it do not. Where a guess is given it is tried first; else sizes are bisected.
+brim is not imported here. Every size runs in its own process: a fork of this one, which has imported the libraries and has no context
+on the card. A size trains if three optimizer steps finish without an out-of-memory error and the allocator does not have to release its
+cache in every step. If it released the cache in the first steps, one of the two later pairs of steps must run without doing so.
+The answer is the size that trains while the next two do not. A guess, if given, is tried first; otherwise sizes are bisected.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _SPEC = importlib.util.spec_from_file_location(
 )
 assert _SPEC is not None
 assert _SPEC.loader is not None
-training: Any = importlib.util.module_from_spec(_SPEC)  # by its path: the package itself is not imported
+training: Any = importlib.util.module_from_spec(_SPEC)  # loaded from its path: the package itself is not imported
 _SPEC.loader.exec_module(training)
 DTYPES, HALVES = training.DTYPES, training.HALVES
 build, make_batch, make_optimizer = training.build, training.make_batch, training.make_optimizer
 
 # mypy: disable-error-code="no-untyped-call"
 
-_MOST = 256
+_LARGEST_SIZE = 256
 _MARGIN, _LEAST_MARGIN = 0.02, 2 << 20
 
 
 def trains(case: dict[str, Any], config: dict[str, Any]) -> bool:
-    """Three steps under the limit: the card without the margin and without what this process holds of it besides tensors."""
+    """Run three steps under the limit: the card's memory less the margin and less what this process holds besides tensors."""
     free, total = torch.cuda.mem_get_info()
     room = total - max(int(_MARGIN * total), _LEAST_MARGIN) - (total - free)
     torch.cuda.set_per_process_memory_fraction(room / total)
@@ -64,21 +64,20 @@ def trains(case: dict[str, Any], config: dict[str, Any]) -> bool:
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
 
-    # Rows of one length need no mask, and attention may then take another kernel.
+    # Rows of one length need no mask, and attention may then use a different kernel.
     for padded in (False, True, False):
         step(padded=padded)
-    late = before = retries()
+    new_retries = retries_before = retries()
     for _round in range(2):
-        if not late:
+        if not new_retries:
             break
         for padded in (False, True):
             step(padded=padded)
-        late, before = retries() - before, retries()
-    return not late
+        new_retries, retries_before = retries() - retries_before, retries()
+    return not new_retries
 
 
-def tries(case: dict[str, Any], config: dict[str, Any], size: int) -> bool:
-    """Whether this size trains, found out in a fork."""
+def trains_in_fork(case: dict[str, Any], config: dict[str, Any], size: int) -> bool:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -96,37 +95,40 @@ def tries(case: dict[str, Any], config: dict[str, Any], size: int) -> bool:
     with os.fdopen(reader) as pipe:
         text = pipe.read()
     os.waitpid(child, 0)
-    told = json.loads(text) if text else {"error": "the process died"}
-    if "error" in told:
-        raise RuntimeError(told["error"])
-    return bool(told["trains"])
+    report = json.loads(text) if text else {"error": "the process died"}
+    if "error" in report:
+        raise RuntimeError(report["error"])
+    return bool(report["trains"])
 
 
 def largest(case: dict[str, Any], config: dict[str, Any], guess: int | None) -> dict[str, Any]:
-    if guess is not None and tries(case, config, guess) and not any(tries(case, config, guess + more) for more in (1, 2)):
+    def fits(size: int) -> bool:
+        return trains_in_fork(case, config, size)
+
+    if guess is not None and fits(guess) and not any(fits(guess + more) for more in (1, 2)):
         return {"largest": guess, "is_monotonic": True}
     low, high = 0, 1
-    while high <= _MOST and tries(case, config, high):
+    while high <= _LARGEST_SIZE and fits(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        if tries(case, config, middle):
+        if fits(middle):
             low = middle
         else:
             high = middle
-    above = [low + 2] if tries(case, config, low + 2) else []
+    above = [low + 2] if fits(low + 2) else []
     return {"largest": max([low, *above]), "is_monotonic": not above}
 
 
 def main() -> None:
-    import peft  # noqa: F401  (imported once, and found by every fork)
+    import peft  # noqa: F401  (imported once, before the forks)
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    question = json.loads(sys.stdin.readline())
+    request = json.loads(sys.stdin.readline())
     try:
-        answer = largest(question["case"], question["config"], question.get("guess"))
+        answer = largest(request["case"], request["config"], request.get("guess"))
     except RuntimeError as error:
         answer = {"error": str(error)}
     print(json.dumps(answer), flush=True)

@@ -23,9 +23,8 @@ from brim.emulator.build import compiled, torch_build
 from brim.errors import BrimError
 from brim.machine.host import cache_folder
 
-_COMPILED = (
-    cache_folder() / "emulator"
-)  # of the machine: every test has a cache folder of its own, and compiling takes half a minute
+# The cache of the machine: every test has its own cache folder, and compiling takes half a minute.
+_COMPILED = cache_folder() / "emulator"
 PYTHON = os.environ.get("BRIM_EMULATOR_PYTHON", sys.executable)
 """The interpreter of the children: this one, or one with another build of torch."""
 _RESULT = "BRIM_TEST_RESULT"
@@ -38,7 +37,7 @@ with open(_os.environ["{_RESULT}"] + "." + _os.environ.get("RANK", "0"), "w") as
 """
 
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a suite in the background of a shell: children would ignore it too
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a shell: children would ignore Ctrl-C too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -53,10 +52,10 @@ def _missing() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    mine = [item for item in items if here in item.path.parents]
-    if mine and _missing():
-        for item in mine:
+    folder = Path(__file__).parent
+    emulated = [item for item in items if folder in item.path.parents]
+    if emulated and _missing():
+        for item in emulated:
             item.add_marker(pytest.mark.skip(reason=f"no emulated card: {_missing()}"))
 
 
@@ -67,17 +66,17 @@ def _compiled_once(_own_surroundings: None) -> None:
 
 @dataclass(frozen=True)
 class OnCard:
-    """What a snippet did."""
+    """A finished snippet."""
 
     returncode: int
     stdout: str
     stderr: str
     results: tuple[Any, ...]
-    """`result` of each rank; None for a rank that did not reach its end."""
+    """`result` of each rank; None for a rank that failed."""
 
     @property
     def result(self) -> Any:
-        """Of the only rank, or of rank 0."""
+        """`result` of rank 0."""
         return self.results[0]
 
 
@@ -102,8 +101,8 @@ class RunOnCard(Protocol):
 
 @pytest.fixture
 def on_card(tmp_path: Path) -> RunOnCard:
-    """Run a snippet on an emulated card; with `nproc` above 1 under torchrun, on as many cards. Fails with the child's output, unless
-    `check` is false. `memory` is a size ("4GiB") for each card, `env` is added to the environment.
+    """Run a snippet on an emulated card; with `nproc` above 1 under torchrun, one card per rank. If the snippet fails, the test fails and
+    shows its output, unless `check` is false. `memory` is a size ("4GiB") for each card; `env` is added to the environment.
     """
     runs = 0
 
@@ -129,15 +128,15 @@ def on_card(tmp_path: Path) -> RunOnCard:
             env={**_environment(), _RESULT: str(results), **(env or {})},
         )
         files = [Path(f"{results}.{rank}") for rank in range(nproc)]
-        answers = tuple(json.loads(file.read_text()) if file.exists() else None for file in files)
+        values = tuple(json.loads(file.read_text()) if file.exists() else None for file in files)
         if check and done.returncode:
             pytest.fail(f"exit code {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-6000:]}")
-        return OnCard(done.returncode, done.stdout, done.stderr, answers)
+        return OnCard(done.returncode, done.stdout, done.stderr, values)
 
     return run
 
 
 def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("BRIM_CARD", "CUDA_", "PYTORCH_", "DS_"))}
-    # Some virtual machines advertise AMX and cannot run it (SIGILL in bf16); one thread per process, as several share the machine.
+    # Some virtual machines advertise AMX and cannot run it (SIGILL in bf16). One thread per process, because several run at once.
     return {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **kept}

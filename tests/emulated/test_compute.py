@@ -1,4 +1,4 @@
-"""Compute mode: results on the emulated card are those of the CPU, and the card's memory is the same with and without it."""
+"""Compute mode: results on the emulated card equal those of the CPU, and its memory is the same with and without compute mode."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ def _computed(on_card: RunOnCard, script: str) -> Any:
 
 
 def test_operators_and_their_gradients_equal_the_cpu(on_card: RunOnCard) -> None:
-    found = _computed(on_card, "compute_operators.py")
-    assert found["different"] == []
-    assert found["uncomputed"] == {}
-    assert found["cases"] > 100
+    result = _computed(on_card, "compute_operators.py")
+    assert result["different"] == []
+    assert result["uncomputed"] == {}
+    assert result["cases"] > 100
 
 
 def test_every_attention_kernel_equals_math_attention(on_card: RunOnCard) -> None:
-    found = _computed(on_card, "compute_attention.py")
+    result = _computed(on_card, "compute_attention.py")
     tolerance = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
-    assert found["cases"] >= 100
-    assert {name.split()[0] for name in found["errors"]} == {"flash", "efficient", "math", "packed"}
-    for name, error in found["errors"].items():
+    assert result["cases"] >= 100
+    assert {name.split()[0] for name in result["errors"]} == {"flash", "efficient", "math", "packed"}
+    for name, error in result["errors"].items():
         assert error <= tolerance[name.split()[1]], name
-    assert set(map(tuple, found["dropout"].values())) == {(True, False)}, "the same mask for the same seed only"
-    assert found["uncomputed"] == {}
+    assert set(map(tuple, result["dropout"].values())) == {(True, False)}, "only the same seed gives the same mask"
+    assert result["uncomputed"] == {}
 
 
 def test_random_numbers_follow_the_generator_of_the_card(on_card: RunOnCard) -> None:
-    found = _computed(on_card, "compute_random.py")
-    dropout = found.pop("dropout")
-    for name, facts in found.items():
-        assert facts["reproduced"], name
-        assert facts["advances"], name
-        assert facts["own generator"], name
-        assert facts["CPU untouched"], name
+    result = _computed(on_card, "compute_random.py")
+    dropout = result.pop("dropout")
+    for name, draws in result.items():
+        assert draws["reproduced"], name
+        assert draws["advances"], name
+        assert draws["own generator"], name
+        assert draws["CPU untouched"], name
     means = {"normal": 0, "uniform": 0.5, "bernoulli": 0.3, "randint": 27, "randperm": 499.5, "multinomial": 66, "exponential": 1}
     for name, mean in means.items():
-        assert found[name]["mean"] == pytest.approx(mean, rel=0.1, abs=0.1), name
+        assert result[name]["mean"] == pytest.approx(mean, rel=0.1, abs=0.1), name
     assert dropout.pop("kept") == pytest.approx(0.75, abs=0.03)
     assert all(dropout.values()), dropout
 
@@ -91,18 +91,18 @@ def test_a_full_card_fails_and_retries_at_the_same_points(on_card: RunOnCard) ->
 
 def test_bitsandbytes_is_computed(on_card: RunOnCard) -> None:
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
-    found = _computed(on_card, "compute_bitsandbytes.py")
-    assert found.pop("uncomputed") == {}
-    assert found.pop("AdamW") <= 1e-5
+    result = _computed(on_card, "compute_bitsandbytes.py")
+    assert result.pop("uncomputed") == {}
+    assert result.pop("AdamW") <= 1e-5
     for name in ("AdamW8bit", "PagedAdamW8bit"):
-        assert found.pop(name) <= 2e-2, name
-    for name, (quantization, output, gradient) in found.items():
+        assert result.pop(name) <= 2e-2, name
+    for name, (quantization, output, gradient) in result.items():
         assert 0.05 < quantization < 0.15, name
         assert output <= 6e-3, name
         assert gradient <= 6e-3, name
 
 
-def test_what_is_not_computed_is_listed(on_card: RunOnCard) -> None:
+def test_operators_that_are_not_computed_are_listed(on_card: RunOnCard) -> None:
     done = on_card(
         """
         import brim_card

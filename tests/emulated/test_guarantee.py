@@ -1,4 +1,4 @@
-"""The guarantee on the CUDA path, with real numbers: memory decides how a step is sliced, not what it computes."""
+"""The guarantee on the CUDA path, with computed values: memory decides how a step is sliced, not what it computes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 SCRIPTS = Path(__file__).parent / "scripts"
 TOLERANCE = 1e-4
-"""Relative, of losses and gradient norms. Measured: 1e-7."""
+"""Relative difference of losses and gradient norms. Measured: 1e-7."""
 
 
 def _trained(model: Path, folder: Path, **variables: str) -> list[LedgerEntry]:
-    """`brim train` on a card of 4 GiB: a whole step in one micro-batch, as planned."""
+    """Steps of `brim train` on a card of 4 GiB, where a whole step fits in one micro-batch."""
     card = [sys.executable, "-m", "brim.emulator", "--gpu", "t4", "--memory", "4GiB", "--compute", "--"]
-    asked = [
+    arguments = [
         "train", str(model), "--data", str(data_file()), "--micro-batch", "32", "--accumulation", "1", "--max-steps", "3",
         "--learning-rate", "2e-3", "--workers", "0", "--precision", "fp32", "--checkpointing", "none", "--no-verify", "--no-probe", "--json",
         "-o", str(folder),
@@ -40,7 +40,7 @@ def _trained(model: Path, folder: Path, **variables: str) -> list[LedgerEntry]:
         **variables,
     }
     done = subprocess.run(
-        [*card, sys.executable, "-m", "brim", *asked], capture_output=True, text=True, env=environment, timeout=500
+        [*card, sys.executable, "-m", "brim", *arguments], capture_output=True, text=True, env=environment, timeout=500
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert json.loads(done.stdout)["promise_kept"]
@@ -52,25 +52,25 @@ def _trained(model: Path, folder: Path, **variables: str) -> list[LedgerEntry]:
 def test_brim_train_with_and_without_out_of_memory_has_the_same_ledger(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     roomy = _trained(model, tmp_path / "roomy")
-    # The plan does not know of this limit: the allocator fails above 314 MiB.
+    # A limit that the plan does not see: the allocator fails above 314 MiB.
     tight = _trained(model, tmp_path / "tight", PYTORCH_ALLOC_CONF=f"per_process_memory_fraction:{314 / 4096:.4f}")
     assert not any(step.splits for step in roomy)
     assert {split.phase for step in tight for split in step.splits} == {"forward", "backward"}
-    for one, other in zip(roomy, tight, strict=True):
-        assert sorted(one.sequence_ids) == sorted(other.sequence_ids)
-        assert one.supervised_tokens == other.supervised_tokens
-        assert other.loss == pytest.approx(one.loss, rel=TOLERANCE)
-        assert other.grad_norm == pytest.approx(one.grad_norm, rel=TOLERANCE)
+    for expected, step in zip(roomy, tight, strict=True):
+        assert sorted(step.sequence_ids) == sorted(expected.sequence_ids)
+        assert step.supervised_tokens == expected.supervised_tokens
+        assert step.loss == pytest.approx(expected.loss, rel=TOLERANCE)
+        assert step.grad_norm == pytest.approx(expected.grad_norm, rel=TOLERANCE)
     losses = [step.loss for step in roomy if step.loss is not None]
-    assert losses == sorted(losses, reverse=True), "it does learn"
+    assert losses == sorted(losses, reverse=True), "the loss decreases"
 
 
 def test_steps_and_an_attached_trainer_with_and_without_out_of_memory_have_the_same_ledger(on_card: RunOnCard) -> None:
-    found: dict[str, list[dict[str, Any]]] = on_card(
+    ledgers: dict[str, list[dict[str, Any]]] = on_card(
         (SCRIPTS / "guarantee.py").read_text(), compute=True, args=("70", "50"), timeout=600
     ).result
-    assert set(found) == {"with_steps", "with_scaler", "with_trainer"}
-    for way, (roomy, *tight) in found.items():
+    assert set(ledgers) == {"with_steps", "with_scaler", "with_trainer"}
+    for way, (roomy, *tight) in ledgers.items():
         assert roomy["phases"] == [], way
         assert {phase for run in tight for phase in run["phases"]} == {"forward", "backward"}, way
         for run in tight:

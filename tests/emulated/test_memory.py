@@ -26,7 +26,7 @@ _LORA: dict[str, Any] = {"method": "lora", "lora_rank": 8, "lora_targets": []}
 CASES: dict[str, dict[str, Any]] = {
     "autocast and dropout": {"model": "gpt2", "gpu": "t4", "precision": "amp-fp16", "micro_batch": 4, "seq_len": 512},
     "biases": {"model": "pythia-160m", "gpu": "rtx-3080", "precision": "amp-bf16", "micro_batch": 4, "seq_len": 512},
-    "a bias of attention that trains": {"model": "t5-small", "gpu": "rtx-3090", "precision": "amp-bf16", "micro_batch": 8},
+    "trainable attention bias": {"model": "t5-small", "gpu": "rtx-3090", "precision": "amp-bf16", "micro_batch": 8},
     "padding and accumulation": {"model": "bert-base-uncased", "gpu": "t4", "padded": True, "micro_batch": 8, "accumulation": 2},
     "checkpointing": {
         "model": "smollm2-135m",
@@ -35,7 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
         "micro_batch": 4,
         "checkpointing": "full",
     },
-    "an optimizer that pages": {"model": "opt-125m", "gpu": "rtx-3090", "precision": "bf16", "optimizer": "paged-adamw-8bit"},
+    "paged optimizer": {"model": "opt-125m", "gpu": "rtx-3090", "precision": "bf16", "optimizer": "paged-adamw-8bit"},
     "adapters": {"model": "gpt2", "gpu": "a100-80gb", "precision": "bf16", **_LORA},
     "adapters on a 4-bit base": {"model": "smollm2-135m", "gpu": "rtx-3090", "precision": "amp-bf16", **_LORA, "method": "qlora"},
 }
@@ -47,22 +47,22 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     by_card: dict[str, list[str]] = defaultdict(list)
     for name, case in CASES.items():
         by_card[case["gpu"]].append(name)
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for gpu, names in by_card.items():
-        questions = [
+        requests = [
             {"case": complete(CASES[name]), "config": dict(find_model(CASES[name]["model"]).config or {})} for name in names
         ]
         path = tmp_path_factory.mktemp("cases") / "cases.jsonl"
-        path.write_text("\n".join(json.dumps(question) for question in questions))
-        with path.open() as asked:
+        path.write_text("\n".join(json.dumps(request) for request in requests))
+        with path.open() as cases:
             done = subprocess.run(
                 [sys.executable, "-m", "brim.emulator", "--gpu", gpu, "--memory", "1024GiB", "--", sys.executable, str(_TRAINING)],
-                stdin=asked, capture_output=True, text=True, check=False,
+                stdin=cases, capture_output=True, text=True, check=False,
             )  # fmt: skip
-        rows = [json.loads(line) for line in done.stdout.splitlines()]
-        assert len(rows) == len(names), done.stderr[-2000:]
-        found.update(zip(names, rows, strict=True))
-    return found
+        lines = done.stdout.splitlines()
+        assert len(lines) == len(names), done.stderr[-2000:]
+        rows.update(zip(names, map(json.loads, lines), strict=True))
+    return rows
 
 
 def complete(case: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Collectives between the processes of a session: real bytes for small messages, real arithmetic, no deadlock, no hang after a death."""
+"""Collectives between the processes of a session: small messages are copied and reduced, without deadlocks, also if a rank dies."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_collectives_move_bytes_and_reduce(on_card: RunOnCard, ranks: int) -> No
 def numbers(n, dtype, r=rank):
     return ((torch.arange(n) % 7) * (r + 1) + r).to(dtype)
 
-def same(found, expected):
-    return torch.equal(found.cpu(), expected)
+def same(tensor, expected):
+    return torch.equal(tensor.cpu(), expected)
 
 result = {}
 for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8):
@@ -83,8 +83,8 @@ result = [name for name, ok in result.items() if not ok]
 def test_objects_groups_and_splits(on_card: RunOnCard) -> None:
     done = on_card(
         snippet("""
-everyone = [None] * size
-dist.all_gather_object(everyone, {"rank": rank, "text": "x" * (rank * 1000)})
+gathered = [None] * size
+dist.all_gather_object(gathered, {"rank": rank, "text": "x" * (rank * 1000)})
 objects = [f"from {rank}", {"n": rank}]
 dist.broadcast_object_list(objects, src=1)
 half = dist.new_group([0, 1]), dist.new_group([2, 3])
@@ -93,17 +93,17 @@ dist.all_reduce(x, group=half[rank // 2])
 split = dist.split_group(split_ranks=[[0, 2], [1, 3]])
 y = torch.tensor([rank + 1.0], device="cuda")
 dist.all_reduce(y, group=split)
-result = [[e["rank"] for e in everyone], [len(e["text"]) for e in everyone], objects, x.item(), y.item(), dist.get_rank(split)]
+result = [[entry["rank"] for entry in gathered], [len(entry["text"]) for entry in gathered], objects, x.item(), y.item(), dist.get_rank(split)]
 """).replace('init_process_group("nccl")', 'init_process_group("nccl", device_id=torch.device("cuda", rank))'),
         nproc=4,
     )
-    for rank, seen in enumerate(done.results):
-        assert seen[:3] == [[0, 1, 2, 3], [0, 1000, 2000, 3000], ["from 1", {"n": 1}]]
-        assert seen[3:] == [3.0 if rank < 2 else 7.0, 4.0 if rank % 2 == 0 else 6.0, rank // 2]
+    for rank, result in enumerate(done.results):
+        assert result[:3] == [[0, 1, 2, 3], [0, 1000, 2000, 3000], ["from 1", {"n": 1}]]
+        assert result[3:] == [3.0 if rank < 2 else 7.0, 4.0 if rank % 2 == 0 else 6.0, rank // 2]
 
 
 def test_grouped_sends_and_receives_do_not_deadlock(on_card: RunOnCard) -> None:
-    """Every rank sends to all others before it receives, more than the buffers between them hold."""
+    """Every rank sends more than the buffers hold to all others before it receives."""
     done = on_card(
         snippet("""
 n = 400_000
@@ -116,18 +116,18 @@ ring = torch.full((5,), float(rank), device="cuda")
 if rank == 0:
     dist.send(ring, 1); dist.recv(ring, size - 1)
 else:
-    got = torch.empty(5, device="cuda"); dist.recv(got, rank - 1); ring += got; dist.send(ring, (rank + 1) % size)
+    received_ring = torch.empty(5, device="cuda"); dist.recv(received_ring, rank - 1); ring += received_ring; dist.send(ring, (rank + 1) % size)
 result = [[received[p][-1].item() for p in range(size) if p != rank], [received[p][0].item() for p in range(size) if p != rank], ring[0].item()]
 """),
         nproc=4,
     )
-    for rank, seen in enumerate(done.results):
+    for rank, result in enumerate(done.results):
         expected = [10 * peer + rank for peer in range(4) if peer != rank]
-        assert seen[:2] == [expected, expected]
+        assert result[:2] == [expected, expected]
     assert done.results[0][2] == sum(range(4))
 
 
-def test_large_messages_synchronise_without_moving_unless_values_are_computed(on_card: RunOnCard) -> None:
+def test_large_messages_are_copied_only_in_compute_mode(on_card: RunOnCard) -> None:
     code = snippet("""
 x = torch.full((5 << 20,), 0.0, device="cuda")
 torch.cuda.synchronize()
@@ -193,7 +193,7 @@ except dist.DistBackendError as error:
 
 
 def test_ddp_checks_shapes_and_averages_gradients(on_card: RunOnCard) -> None:
-    """Only rank 1 compares. Rank 0 goes on to broadcast its weights, and does not wait for a rank that has stopped."""
+    """Only rank 1 compares. Rank 0 continues with the broadcast of its weights and does not wait for a rank that has failed."""
     done = on_card(
         snippet("""
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -216,7 +216,7 @@ result = message
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ddp_trains(on_card: RunOnCard, ranks: int) -> None:
-    """Weights, gradients in buckets and two moments. NCCL's watchdog thread decides when the first buckets are released, so ranks differ."""
+    """Weights, gradients in buckets and two moments. Peaks differ between ranks: NCCL's watchdog thread releases the first buckets."""
     done = on_card(
         snippet("""
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -299,4 +299,4 @@ torch.distributed.destroy_process_group()
         "rtx-3090",
         nproc=ranks,
     )
-    assert all(seen[0] == 2 for seen in done.results)
+    assert all(steps == 2 for steps, _peak in done.results)

@@ -1,5 +1,5 @@
 """The same steps at several capacities of the card, in float: `brim.steps`, a hand-written loop with a gradient scaler, and a Hugging Face
-Trainer with brim attached. `result`: for each way and capacity the ledger's sequences, losses, norms and where memory ran out.
+Trainer with brim attached. `result`: for each loop and capacity, the ledger's sequences, losses and norms, and the phases that ran out of memory.
 """
 
 import gc
@@ -75,14 +75,14 @@ def with_trainer(folder):
     trainer.train()
 
 
-def run(way, capacity):
+def run(loop, capacity):
     gc.collect()
     torch.cuda.empty_cache()
     total = torch.cuda.mem_get_info()[1]
     torch.cuda.set_per_process_memory_fraction(1.0 if capacity is None else (capacity << 20) / total)
     torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory() as folder:
-        way(Path(folder))
+        loop(Path(folder))
         (ledger,) = Path(folder).rglob("*.jsonl")
         steps = list(read_ledger(ledger).steps)
     return {
@@ -95,4 +95,4 @@ def run(way, capacity):
     }
 
 
-result = {way.__name__: [run(way, capacity) for capacity in CAPACITIES] for way in (with_steps, with_scaler, with_trainer)}
+result = {loop.__name__: [run(loop, capacity) for capacity in CAPACITIES] for loop in (with_steps, with_scaler, with_trainer)}

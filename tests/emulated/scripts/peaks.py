@@ -7,5 +7,5 @@ import torch
 
 def show():
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-    found = {"rank": rank, "allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
-    print("PEAK " + json.dumps(found), flush=True)
+    peaks = {"rank": rank, "allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+    print("PEAK " + json.dumps(peaks), flush=True)

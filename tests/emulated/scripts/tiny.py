@@ -1,4 +1,4 @@
-"""A tiny model, a tokenizer trained on the spot, and rows of many lengths."""
+"""A tiny model, a tokenizer trained here, and rows of different lengths."""
 
 import random
 
@@ -10,8 +10,8 @@ WORDS = "the cat sat on a mat and then it ran over to where we had left some mil
 
 
 def rows(count=64):
-    drawn = random.Random(0)
-    return [" ".join(drawn.choice(WORDS) for _ in range(drawn.randint(5, 60))) for _ in range(count)]
+    generator = random.Random(0)
+    return [" ".join(generator.choice(WORDS) for _ in range(generator.randint(5, 60))) for _ in range(count)]
 
 
 def tokenizer():
@@ -22,11 +22,11 @@ def tokenizer():
 
 
 def model(**changes):
-    facts = {
+    defaults = {
         "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "max_position_embeddings": 256, "pad_token_id": 1,
     }  # fmt: skip
-    return LlamaForCausalLM(LlamaConfig(**{**facts, **changes}))
+    return LlamaForCausalLM(LlamaConfig(**{**defaults, **changes}))
 
 
 def tokenized(count=64):

@@ -1,4 +1,4 @@
-"""`brim probe` on emulated cards: every method trains in its trials, the answer is that of brute force, and the memory is counted right."""
+"""`brim probe` on emulated cards: every method trains in its trials, the answer equals brute force, memory includes the CUDA context."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def test_methods_that_import_bitsandbytes_are_probed(on_card: RunOnCard) -> None
 from brim.machine.sharing import own_bytes
 
 recipes = [{"method": "lora"}, {"method": "qlora"}, {"method": "lora-8bit"}, {"optimizer": "adamw-8bit"}]
-found = [brim.probe(folder, objective="largest", seq_len=64, max_trials=1, micro_batch=4, cache=False, **each) for each in recipes]
+probes = [brim.probe(folder, objective="largest", seq_len=64, max_trials=1, micro_batch=4, cache=False, **recipe) for recipe in recipes]
 result = {
-    "trials": [(trial.verdict, trial.message) for each in found for trial in each.trials],
-    "largest": [each.largest.micro_batch for each in found],
+    "trials": [(trial.verdict, trial.message) for probe in probes for trial in probe.trials],
+    "largest": [probe.largest.micro_batch for probe in probes],
     "own": own_bytes(0),
 }
 """,
@@ -41,43 +41,43 @@ result = {
     )
     assert done.result["trials"] == [["ok", ""]] * 4
     assert done.result["largest"] == [4] * 4
-    assert done.result["own"] == 0, "the process that asks may not hold a context: a trial could not have that memory"
+    assert done.result["own"] == 0, "the calling process must not hold a CUDA context: trials could not use that memory"
 
 
-def test_a_step_without_a_mask_is_compared_with_the_prediction_of_one(on_card: RunOnCard) -> None:
-    """On a T4, attention with grouped heads and without a mask runs on the math kernel, which takes 12 % more here. A trial also runs mixed
-    lengths, an evaluation and a save, so that its peak is not quite the predicted one.
+def test_the_prediction_matches_a_step_without_a_mask(on_card: RunOnCard) -> None:
+    """On a T4, attention with grouped heads and no mask uses the math kernel, which needs 12 % more memory here. A trial also runs mixed
+    lengths, an evaluation and a save, so its peak differs slightly from the prediction.
     """
     done = on_card(
         """
 import brim
 
-found = brim.probe("smollm2-135m", objective="largest", method="lora", precision="amp-fp16", seq_len=256, cache=False)
+probe = brim.probe("smollm2-135m", objective="largest", method="lora", precision="amp-fp16", seq_len=256, cache=False)
 result = {
-    "measured": found.versus.measured_bytes, "predicted": found.versus.predicted_bytes,
-    "peaks": [each.peak_device_bytes for each in found.trials], "budget": found.limit_bytes - found.margin_bytes,
-    "largest": found.largest.micro_batch, "predicted_largest": found.versus.predicted_largest,
+    "measured": probe.versus.measured_bytes, "predicted": probe.versus.predicted_bytes,
+    "peaks": [trial.peak_device_bytes for trial in probe.trials], "budget": probe.limit_bytes - probe.margin_bytes,
+    "largest": probe.largest.micro_batch, "predicted_largest": probe.versus.predicted_largest,
 }
 """,
         memory="4600MiB",
     )
-    found = done.result
-    assert found["predicted"] == pytest.approx(found["measured"], rel=0.03)
-    assert 0 <= found["largest"] - found["predicted_largest"] <= 1
-    assert all(peak <= found["budget"] for peak in found["peaks"] if peak), "the margin holds with the context"
+    result = done.result
+    assert result["predicted"] == pytest.approx(result["measured"], rel=0.03)
+    assert 0 <= result["largest"] - result["predicted_largest"] <= 1
+    assert all(peak <= result["budget"] for peak in result["peaks"] if peak), "peaks include the CUDA context"
 
 
 @pytest.mark.parametrize("number", [2, 6, 14])
-def test_the_answer_is_that_of_brute_force(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = probe_emulated.CASES[number - 1]
+def test_the_answer_equals_brute_force(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = probe_emulated.CASES[number - 1]
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     runner = [sys.executable, "-m", "brim.emulator"]
-    found = probe_emulated.probed(asked, runner, sys.executable)
-    truth = probe_emulated.tried(asked, runner, sys.executable, found.get("largest"))
-    assert "error" not in found, found
-    assert "error" not in truth, truth
-    assert found["largest"] == truth["largest"]
-    assert 2 <= truth["largest"] <= 60
+    probe = probe_emulated.probe_result(spec, runner, sys.executable)
+    brute_force = probe_emulated.brute_force_result(spec, runner, sys.executable, probe.get("largest"))
+    assert "error" not in probe, probe
+    assert "error" not in brute_force, brute_force
+    assert probe["largest"] == brute_force["largest"]
+    assert 2 <= brute_force["largest"] <= 60
 
 
 FLASH_ATTN: dict[str, str] = {
@@ -92,8 +92,8 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, **
     with open(os.environ["CALLS"], "a") as file:
         file.write(f"{tuple(q.shape)}\\n")
     heads = q.shape[2] // k.shape[2]
-    k, v = (each.repeat_interleave(heads, dim=2) for each in (k, v))
-    out = torch.nn.functional.scaled_dot_product_attention(*(each.transpose(1, 2) for each in (q, k, v)), is_causal=causal)
+    k, v = (tensor.repeat_interleave(heads, dim=2) for tensor in (k, v))
+    out = torch.nn.functional.scaled_dot_product_attention(*(tensor.transpose(1, 2) for tensor in (q, k, v)), is_causal=causal)
     return out.transpose(1, 2)
 
 
@@ -126,16 +126,13 @@ def unpad_input(hidden, mask):
     "flash_attn-2.8.3.dist-info/top_level.txt": "flash_attn\n",
 }
 
-ASK = (
+PROBE_WITH_FLASH2 = (
     TINY
     + """
-import time
-
-began = time.monotonic()
 try:
-    found = brim.probe(folder, objective="largest", attention="flash2", precision="bf16", seq_len=64, max_trials=1, micro_batch=4,
+    probe = brim.probe(folder, objective="largest", attention="flash2", precision="bf16", seq_len=64, max_trials=1, micro_batch=4,
                        cache=False)
-    result = {"verdict": found.trials[0].verdict, "message": found.trials[0].message}
+    result = {"verdict": probe.trials[0].verdict, "message": probe.trials[0].message}
 except brim.UnsupportedError as error:
     result = {"error": error.message, "hint": error.hint}
 """
@@ -143,19 +140,19 @@ except brim.UnsupportedError as error:
 
 
 def test_flash2_is_refused_where_it_cannot_be_imported(on_card: RunOnCard) -> None:
-    done = on_card(ASK, "rtx-3080", memory="2GiB")
+    done = on_card(PROBE_WITH_FLASH2, "rtx-3080", memory="2GiB")
     assert done.result["error"] == "--attention flash2 cannot run here: the package flash-attn is not installed."
     assert "--attention sdpa" in done.result["hint"]
 
 
 def test_a_probe_with_flash2_runs_the_package(on_card: RunOnCard, tmp_path: Path) -> None:
-    """A package that stands for flash-attn tells when it is called: the trial attends with it, as training does."""
+    """A stub package in place of flash-attn records its calls: the trial uses it for attention, as training does."""
     for name, text in FLASH_ATTN.items():
         path = tmp_path / "site" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     calls = tmp_path / "calls"
     environment: dict[str, Any] = {"PYTHONPATH": str(tmp_path / "site"), "CALLS": str(calls)}
-    done = on_card(ASK, "rtx-3080", memory="2GiB", env=environment)
+    done = on_card(PROBE_WITH_FLASH2, "rtx-3080", memory="2GiB", env=environment)
     assert done.result == {"verdict": "ok", "message": ""}
     assert "(4, 64, 4, 32)" in calls.read_text().splitlines(), "the full micro-batch without a mask"

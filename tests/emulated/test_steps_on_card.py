@@ -1,4 +1,7 @@
-"""Steps on emulated cards: out of memory is a real `torch.OutOfMemoryError` of the caching allocator, in every phase of a step."""
+"""`brim.steps`, attached Trainers and the other Python entry points on emulated cards.
+
+Out-of-memory errors are real: `torch.OutOfMemoryError`, raised by the caching allocator, in every phase of a step.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,11 @@ def rows(count, longest=128):
     return [{"input_ids": list(range(1, length + 1)), "labels": list(range(1, length + 1))} for length in lengths]
 
 
-def pad(some):
-    width = max(len(row["input_ids"]) for row in some)
+def pad(batch):
+    width = max(len(row["input_ids"]) for row in batch)
     def padded(key, value):
-        return torch.tensor([row[key] + [value] * (width - len(row[key])) for row in some])
-    mask = torch.tensor([[1] * len(row["input_ids"]) + [0] * (width - len(row["input_ids"])) for row in some])
+        return torch.tensor([row[key] + [value] * (width - len(row[key])) for row in batch])
+    mask = torch.tensor([[1] * len(row["input_ids"]) + [0] * (width - len(row["input_ids"])) for row in batch])
     return {"input_ids": padded("input_ids", 0), "labels": padded("labels", -100), "attention_mask": mask}
 
 
@@ -40,7 +43,7 @@ def ids(entries):
 
 
 class Hungry(torch.autograd.Function):
-    "Takes so many MiB a row in forward or in backward."
+    "Allocates `in_forward` and `in_backward` MiB for each row."
 
     @staticmethod
     def forward(context, loss, rows, in_forward, in_backward):
@@ -73,7 +76,7 @@ def test_a_step_survives_out_of_memory_in_forward_and_in_backward(on_card: RunOn
         PARTS
         + f"""
 data = rows(32)
-found = {{}}
+result = {{}}
 for name, loss, scaler in [
     ("roomy", hungry(0, 0), None), ("forward", hungry(200, 0), None), ("backward", hungry(0, 200), None),
     ("scaled", hungry(200, 200), torch.amp.GradScaler("cuda")),
@@ -83,27 +86,26 @@ for name, loss, scaler in [
             return loss(model, batch)
     model = llama().cuda()
     entries = run(model, data, loss=half, scaler=scaler)
-    found[name] = {{"ids": ids(entries), "phases": sorted({{split.phase for entry in entries for split in entry.splits}})}}
+    result[name] = {{"ids": ids(entries), "phases": sorted({{split.phase for entry in entries for split in entry.splits}})}}
     del model
     torch.cuda.empty_cache()
-result = found
 """,
         gpu,
         memory="1GiB",
     )
-    found = done.result
-    assert {name: each["phases"] for name, each in found.items() if name != "scaled"} == {
+    result = done.result
+    assert {name: run["phases"] for name, run in result.items() if name != "scaled"} == {
         "roomy": [],
         "forward": ["forward"],
         "backward": ["backward"],
     }
-    assert set(found["scaled"]["phases"]) <= {"forward", "backward"}
-    assert found["scaled"]["phases"]
-    assert all(each["ids"] == found["roomy"]["ids"] for each in found.values())
+    assert set(result["scaled"]["phases"]) <= {"forward", "backward"}
+    assert result["scaled"]["phases"]
+    assert all(run["ids"] == result["roomy"]["ids"] for run in result.values())
 
 
-def test_memory_that_another_process_takes_is_named(on_card: RunOnCard) -> None:
-    """In the middle of a run somebody else fills the card: sequences that have fitted are not to blame."""
+def test_the_error_names_another_process_that_took_the_memory(on_card: RunOnCard) -> None:
+    """Another process fills the card during the run, so the hint does not suggest shorter sequences."""
     done = on_card(
         PARTS
         + """
@@ -116,14 +118,14 @@ sys.stdin.read()
 '''
 model = llama().cuda()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-taker, message, hint, before = None, "", "", 0
+taker, message, hint, steps = None, "", "", 0
 try:
     for step in brim.steps(rows(48), model, optimizer, effective_batch=16, budget=Budget.sequences(16), collate=pad, loss=hungry(20, 0)):
         step.run()
-        before += 1
+        steps += 1
         if taker is None:
             torch.cuda.empty_cache()
-            # It leaves a few MiB less than one sequence needs.
+            # It leaves slightly less memory than one sequence needs.
             command = [sys.executable, "-c", TAKE]
             taker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             assert taker.stdout.readline().strip() == "held"
@@ -131,23 +133,23 @@ except brim.OutOfMemoryError as error:
     message, hint = error.message, error.hint
 taker.stdin.close()
 taker.wait()
-result = {"message": message, "hint": hint, "pid": taker.pid, "before": before}
+result = {"message": message, "hint": hint, "pid": taker.pid, "steps": steps}
 """,
         memory="1GiB",
     )
-    found = done.result
-    assert found["before"] == 1
-    assert f"(pid {found['pid']})" in found["message"]
-    assert "Other processes hold" in found["message"]
-    assert "Free the memory that other processes hold" in found["hint"]
-    assert "horten" not in found["hint"]
+    result = done.result
+    assert result["steps"] == 1
+    assert f"(pid {result['pid']})" in result["message"]
+    assert "Other processes hold" in result["message"]
+    assert "Free the memory that other processes hold" in result["hint"]
+    assert "horten" not in result["hint"]
 
 
 def test_out_of_memory_in_the_optimizer_ends_the_run_and_saves_nothing(on_card: RunOnCard) -> None:
     done = on_card(
         PARTS
         + """
-class Greedy(torch.optim.SGD):
+class RunsOutOfMemory(torch.optim.SGD):
     def step(self, closure=None):
         if all(parameter.grad is not None and parameter.grad.any() is not None for parameter in self.param_groups[0]["params"]) and armed:
             torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
@@ -155,8 +157,8 @@ class Greedy(torch.optim.SGD):
 
 armed = []
 model = llama().cuda()
-loop = brim.steps(rows(32), model, Greedy(model.parameters(), lr=0.1), effective_batch=16, budget=Budget.sequences(16), collate=pad)
-message = again = ""
+loop = brim.steps(rows(32), model, RunsOutOfMemory(model.parameters(), lr=0.1), effective_batch=16, budget=Budget.sequences(16), collate=pad)
+message = state_message = ""
 try:
     for step in loop:
         step.run()
@@ -166,13 +168,13 @@ except brim.OutOfMemoryError as error:
 try:
     loop.state()
 except brim.RunError as error:
-    again = error.message
-result = {"message": message, "again": again}
+    state_message = error.message
+result = {"message": message, "state_message": state_message}
 """,
         memory="1GiB",
     )
     assert "half changed" in done.result["message"]
-    assert "half changed" in done.result["again"]
+    assert "half changed" in done.result["state_message"]
 
 
 @pytest.mark.parametrize(("gpu", "half"), [("t4", "fp16"), ("rtx-4090", "bf16")])
@@ -180,10 +182,10 @@ def test_a_trainer_with_brim_attached_trains_through_out_of_memory(on_card: RunO
     done = on_card(
         PARTS
         + f"""
-class Hungrier(Trainer):
+class HungryTrainer(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        found = super().compute_loss(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
-        loss, *outputs = found if return_outputs else (found,)
+        value = super().compute_loss(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
+        loss, *outputs = value if return_outputs else (value,)
         loss = Hungry.apply(loss, len(inputs["input_ids"]), 150, 20)
         return (loss, *outputs) if return_outputs else loss
 
@@ -192,17 +194,17 @@ arguments = TrainingArguments(
     output_dir="out", per_device_train_batch_size=16, gradient_accumulation_steps=2, max_steps=3, report_to="none", {half}=True,
     logging_steps=1, save_steps=2, eval_strategy="steps", eval_steps=3, per_device_eval_batch_size=8, disable_tqdm=True,
 )
-trainer = Hungrier(model=llama(), args=arguments, train_dataset=rows(96), eval_dataset=rows(16), data_collator=pad)
+trainer = HungryTrainer(model=llama(), args=arguments, train_dataset=rows(96), eval_dataset=rows(16), data_collator=pad)
 brim.attach(trainer)
 trainer.train()
 ledger = [json.loads(line) for line in open("out/ledger.jsonl")]
 steps = [line for line in ledger if line["kind"] == "step"]
-again = Trainer(model=llama(), args=arguments, train_dataset=rows(96), eval_dataset=rows(16), data_collator=pad)
+resumed = Trainer(model=llama(), args=arguments, train_dataset=rows(96), eval_dataset=rows(16), data_collator=pad)
 arguments.max_steps = 4
-brim.attach(again)
-again.train(resume_from_checkpoint=True)
+brim.attach(resumed)
+resumed.train(resume_from_checkpoint=True)
 result = {{"sequences": [len(step["sequence_ids"]) for step in steps], "splits": sum(len(step["splits"]) for step in steps),
-           "evaluated": any("eval_loss" in entry for entry in trainer.state.log_history), "resumed": again.state.global_step,
+           "evaluated": any("eval_loss" in entry for entry in trainer.state.log_history), "resumed": resumed.state.global_step,
            "eval_batch": trainer.args.per_device_eval_batch_size, "device": str(trainer.args.device)}}
 """,
         gpu,
@@ -245,7 +247,7 @@ result = [len(line["sequence_ids"]) for line in steps if line["kind"] == "step"]
     assert done.result == [16, 16]
 
 
-def test_the_names_of_the_original_scripts_work_on_a_card(on_card: RunOnCard) -> None:
+def test_batch_size_optimizer_gradient_accumulator_and_find_executable_batch_size(on_card: RunOnCard) -> None:
     done = on_card(
         PARTS
         + """
@@ -276,8 +278,6 @@ def trains(size):
         torch.cuda.empty_cache()
 
 
-seen = []
-
 @find_executable_batch_size(starting_batch_size=512)
 def train(batch_size):
     model = llama().cuda()
@@ -287,7 +287,6 @@ def train(batch_size):
         model(**batch).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    seen.append(batch_size)
     return batch_size
 
 
@@ -301,13 +300,13 @@ result = {"best": best, "above": above, "fits": trains(best), "larger": trains(b
 """,
         memory="1198MiB",
     )
-    found = done.result
-    # Near the limit fragmentation decides: of the sizes 60 to 83 on this card some fail and larger ones train.
-    assert (found["fits"], found["larger"]) == (True, False)
-    assert found["above"] == "out-of-memory"
-    assert 1 <= found["executable"] <= 512
-    assert found["device"] == "cuda:0"
-    assert found["fraction"] == 1.0
+    result = done.result
+    # Near the limit the result depends on fragmentation: on this card some sizes between 60 and 83 fail while larger ones train.
+    assert (result["fits"], result["larger"]) == (True, False)
+    assert result["above"] == "out-of-memory"
+    assert 1 <= result["executable"] <= 512
+    assert result["device"] == "cuda:0"
+    assert result["fraction"] == 1.0
 
 
 def test_a_live_module_on_the_card_is_probed_in_place(on_card: RunOnCard) -> None:
@@ -316,23 +315,25 @@ def test_a_live_module_on_the_card_is_probed_in_place(on_card: RunOnCard) -> Non
         + """
 model = llama().cuda()
 before = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
-found = brim.probe(model, seq_len=128, objective="largest")
-result = {"largest": found.largest.micro_batch, "same": before == {name: each.data_ptr() for name, each in model.state_dict().items()},
-          "fraction": torch.cuda.get_per_process_memory_fraction(0), "limit": found.limit_bytes,
-          "peaks": [trial.peak_device_bytes for trial in found.trials if trial.verdict == "ok"], "margin": found.margin_bytes}
+probe = brim.probe(model, seq_len=128, objective="largest")
+result = {"largest": probe.largest.micro_batch, "same": before == {name: tensor.data_ptr() for name, tensor in model.state_dict().items()},
+          "fraction": torch.cuda.get_per_process_memory_fraction(0), "limit": probe.limit_bytes,
+          "peaks": [trial.peak_device_bytes for trial in probe.trials if trial.verdict == "ok"], "margin": probe.margin_bytes}
 """,
         memory="1GiB",
     )
-    found = done.result
-    assert found["largest"] > 4
-    assert found["same"]
-    assert found["fraction"] == 1.0
-    assert found["limit"] == 1 << 30, "what the process holds already counts as its own"
-    assert all(peak <= found["limit"] - found["margin"] for peak in found["peaks"])
+    result = done.result
+    assert result["largest"] > 4
+    assert result["same"]
+    assert result["fraction"] == 1.0
+    assert result["limit"] == 1 << 30, "memory that this process already holds counts as available to it"
+    assert all(peak <= result["limit"] - result["margin"] for peak in result["peaks"])
 
 
-def test_steps_and_gradient_accumulator_step_with_a_scaler_and_without(on_card: RunOnCard) -> None:
-    """With real numbers: both move the weights alike, an overflow is skipped and halves the scale, and what overflowed enters nothing."""
+def test_steps_and_gradient_accumulator_agree_with_and_without_a_scaler(on_card: RunOnCard) -> None:
+    """With computed values: both change the weights equally. A step that overflows is skipped, halves the scale and does not affect the
+    next step.
+    """
     done = on_card(
         PARTS
         + """
@@ -348,15 +349,15 @@ def fresh():
     return model, torch.optim.SGD(model.parameters(), lr=0.5)
 
 
-def half(scaler, spoiled=lambda: False):
+def half(scaler, overflows=lambda: False):
     def loss(model, batch):
         with torch.autocast("cuda", dtype=torch.float16, enabled=scaler is not None):
-            found = model(**batch).loss
-        return found * (float("inf") if spoiled() else 1.0)
+            value = model(**batch).loss
+        return value * (float("inf") if overflows() else 1.0)
     return loss
 
 
-def moved(model):
+def weight_change(model):
     return torch.cat([(value.detach().cpu() - START[name]).flatten() for name, value in model.named_parameters()])
 
 
@@ -364,25 +365,25 @@ def with_steps(scaler):
     model, optimizer = fresh()
     loop = brim.steps(rows(8, 24), model, optimizer, effective_batch=8, budget=Budget.sequences(2), collate=pad, scaler=scaler, loss=half(scaler), seed=0)
     entries = [step.run() for step in loop]
-    return moved(model), [entry.loss for entry in entries], sum(entry.skipped for entry in entries)
+    return weight_change(model), [entry.loss for entry in entries], sum(entry.skipped for entry in entries)
 
 
 def with_accumulator(scaler):
     model, optimizer = fresh()
-    accumulator, told = GradientAccumulator(model, optimizer, accumulation_steps=4, scaler=scaler), []
+    accumulator, results = GradientAccumulator(model, optimizer, accumulation_steps=4, scaler=scaler), []
     for start in range(0, 8, 2):
         batch = {name: value.cuda() for name, value in pad(rows(8, 24)[start:start + 2]).items()}
-        told.append(accumulator.step(half(scaler)(model, batch), num_items=(batch["labels"][:, 1:] != -100).sum()))
-    return moved(model), [told[-1][1]], [updated for updated, _loss in told]
+        results.append(accumulator.step(half(scaler)(model, batch), num_items=(batch["labels"][:, 1:] != -100).sum()))
+    return weight_change(model), [results[-1][1]], [updated for updated, _loss in results]
 
 
-def overflowing(scaler):
+def with_overflow(scaler):
     model, optimizer = fresh()
     accumulator = GradientAccumulator(model, optimizer, accumulation_steps=2, scaler=scaler)
     batch = {name: value.cuda() for name, value in pad(rows(2, 16)).items()}
-    spoiled = iter([False, True, False, False])
-    told = [accumulator.step(half(scaler, lambda: next(spoiled))(model, batch))[0] for _ in range(4)]
-    return told, scaler.get_scale(), bool(torch.isfinite(moved(model)).all()) and bool(moved(model).any())
+    overflows = iter([False, True, False, False])
+    updated = [accumulator.step(half(scaler, lambda: next(overflows))(model, batch))[0] for _ in range(4)]
+    return updated, scaler.get_scale(), bool(torch.isfinite(weight_change(model)).all()) and bool(weight_change(model).any())
 
 
 def scaler():
@@ -390,20 +391,20 @@ def scaler():
 
 
 (plain, losses, _), (scaled, scaled_losses, skipped) = with_steps(None), with_steps(scaler())
-(own, own_losses, told), (own_scaled, own_scaled_losses, _) = with_accumulator(None), with_accumulator(scaler())
-def away(one): return float((one - plain).norm() / plain.norm())
-result = {"norm": float(plain.norm()), "away": [away(one) for one in (scaled, own, own_scaled)], "skipped": skipped, "told": told,
-          "losses": losses + scaled_losses + own_losses + own_scaled_losses, "overflow": overflowing(scaler())}
+(accumulated, accumulated_losses, updated), (accumulated_scaled, accumulated_scaled_losses, _) = with_accumulator(None), with_accumulator(scaler())
+def difference(change): return float((change - plain).norm() / plain.norm())
+result = {"norm": float(plain.norm()), "differences": [difference(change) for change in (scaled, accumulated, accumulated_scaled)],
+          "skipped": skipped, "updated": updated, "losses": losses + scaled_losses + accumulated_losses + accumulated_scaled_losses, "overflow": with_overflow(scaler())}
 """,
         compute=True,
         memory="1GiB",
     )
-    found = done.result
-    assert found["norm"] > 0
-    scaled, own, own_scaled = found["away"]
-    assert own < 1e-4
-    assert max(scaled, own_scaled) < 0.02, "float16 rounds"
-    assert found["skipped"] == 0
-    assert found["told"] == [False, False, False, True]
-    assert found["losses"] == pytest.approx([found["losses"][0]] * 4, rel=1e-3)
-    assert found["overflow"] == [[False, False, False, True], 512.0, True]
+    result = done.result
+    assert result["norm"] > 0
+    scaled, accumulated, accumulated_scaled = result["differences"]
+    assert accumulated < 1e-4
+    assert max(scaled, accumulated_scaled) < 0.02, "float16 rounds"
+    assert result["skipped"] == 0
+    assert result["updated"] == [False, False, False, True]
+    assert result["losses"] == pytest.approx([result["losses"][0]] * 4, rel=1e-3)
+    assert result["overflow"] == [[False, False, False, True], 512.0, True]
