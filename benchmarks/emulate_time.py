@@ -1,10 +1,9 @@
-"""How long `brim emulate` takes for a model of 1B parameters and three steps, and how much of that is the script's own start.
+"""How long `brim emulate` takes for three steps of a model with 1B parameters, and how much of that is the startup of the script.
 
     python benchmarks/emulate_time.py [--runs 3] [--python .venv-cuda/bin/python]
 
-The bar is 60 s (median, idle machine, card compiled). "Script's own" is the same script without a card up to the point where it
-would use it: imports and random weights on the CPU. Seconds of CPU time are printed too, because other work on the machine does not
-change them much.
+The bar is 60 s (median, idle machine, card already compiled). "Startup only" is the same script without a card, stopped before it would use
+one: imports and random weights on the CPU. CPU seconds are printed too, because they depend less on other work on the machine.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ def main() -> int:
     )
     options = parser.parse_args()
     if not Path(options.python).exists():
-        print(f"no CUDA build of torch: {options.python} does not exist (make emulator)")
+        print(f"Skipped: {options.python} does not exist. Run `make emulator`, or set --python.")
         return 0
     print(f"{'':24}{'elapsed':>12}{'CPU':>12}   (median of {options.runs}; load {os.getloadavg()[0]:.1f} at the start)")
     for method in ("full", "lora"):
         script = [options.python, str(_SCRIPT), method]
         commands = {
             f"{method}, emulated": [sys.executable, "-m", "brim", "emulate", "--gpu", "t4", "--", *script],
-            f"{method}, script's own": [*script, "init"],
+            f"{method}, startup only": [*script, "init"],
         }
         for name, command in commands.items():
             elapsed, used = (median(values) for values in zip(*(seconds(command) for _ in range(options.runs)), strict=True))

@@ -1,19 +1,18 @@
 """Predicted memory against the real CUDA build of torch on emulated cards.
 
     python benchmarks/memory_emulated.py [--cases 220] [--seed 1] [-o results.jsonl]
-    python benchmarks/memory_emulated.py --measured results.jsonl            # only predict again
+    python benchmarks/memory_emulated.py --measured results.jsonl            # repeat the predictions only
     python benchmarks/memory_emulated.py --microscope '{"model": "gpt2", "gpu": "t4", "micro_batch": 4}' [--all]
     python benchmarks/memory_emulated.py --sharded [--cases 40] [--seed 1] [-o results.jsonl]    # DDP, FSDP2, ZeRO on 2 and 4 ranks
 
 Cases are drawn by seed (`emulated/draw.py`). Each is trained for three steps by plain torch, transformers, peft and bitsandbytes
-(`brim/emulator/training.py`, a program that imports nothing of brim) on an emulated card with unlimited memory; `brim.estimate`
+(`brim/emulator/training.py`, a program that does not import brim) on an emulated card with unlimited memory; `brim.estimate`
 predicts the same case. The table compares `torch.cuda.max_memory_allocated` and `max_memory_reserved` with the prediction;
-positive errors mean that brim predicts more.
-Exit 1 if a bar is missed.
+positive errors mean that brim predicts more. Exit code 1 if a bar is missed.
 
-With `--sharded`, cases are drawn by `emulated/draw_sharded.py` and trained under torchrun, a card for each rank, by plain torch,
-transformers, peft and deepspeed (`emulated/sharded_training.py`). Measured is the rank that needs most; every rank's figures are in
-the file.
+With `--sharded`, cases are drawn by `emulated/draw_sharded.py` and trained under torchrun, one card per rank, by plain torch,
+transformers, peft and deepspeed (`emulated/sharded_training.py`). The rank with the highest peak is compared; the file holds the
+figures of every rank.
 
 The microscope records torch's memory history of one case, aligns it with the predicted requests and shows the first that differs.
 
@@ -52,14 +51,14 @@ _DEFAULTS: Case = {
     "optimizer": "adamw", "attention": "sdpa", "padded": False, "accumulation": 1, "max_grad_norm": 1.0,
 }  # fmt: skip
 _KNOWN_CAUSES: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"model": "m2m100-418m"}, "layers are left out at random, which fragments the cache"),
+    ({"model": "m2m100-418m"}, "LayerDrop skips layers at random, which fragments the cache"),
 )
-"""Why cases like these are outside of the bars: fields that such a case has, and the cause."""
+"""Why some cases are outside of the bars: fields of such a case, and the cause."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """What errors, in percent, may be."""
+    """The largest errors that pass, in percent."""
 
     median: float
     high_end: float
@@ -67,10 +66,10 @@ class Bar:
     low: float
     high: float
     outside: float
-    """The share of cases that may lie outside of these two."""
+    """The share of cases that may be below `low` or above `high`."""
 
     def judge(self, name: str, errors: list[float]) -> bool:
-        """Print a line of percentiles; whether the bar is met."""
+        """Print a line of percentiles and return whether the bar is met."""
         sizes = sorted(map(abs, errors))
         share = sum(not self.low <= error <= self.high for error in errors) / len(errors)
         median, high_end = statistics.median(sizes), sizes[int(0.9 * (len(sizes) - 1))]
@@ -94,7 +93,6 @@ SHARDED_BARS = {
 
 
 def question_of(case: Case) -> Question:
-    """The estimate of a case."""
     settings = {name: value for name, value in case.items() if name not in {"model", "gpu"}}
     where = find_where(case["gpu"], None, None)
     assert where is not None
@@ -112,38 +110,38 @@ def complete(case: Case) -> Case:
 def measure(
     cases: list[Case], runner: list[str], python: str, results: Path, *, history: str | None = None
 ) -> list[dict[str, Any]]:
-    """Train every case, card by card; lines are written as they come."""
+    """Train every case, card by card, and append each result to the file at once."""
     by_machine: dict[tuple[str, int], list[Case]] = defaultdict(list)
     for case in cases:
         by_machine[case["gpu"], case.get("gpus", 1)].append(case)
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     with results.open("a") as file:
-        for (gpu, count), some in by_machine.items():
+        for (gpu, count), group in by_machine.items():
             with tempfile.TemporaryDirectory() as folder:
-                asked = Path(folder) / "cases.jsonl"
-                questions = ({"case": case, "config": dict(find_model(case["model"]).config or {})} for case in some)
-                asked.write_text("".join(json.dumps(question) + "\n" for question in questions))
+                requests = Path(folder) / "cases.jsonl"
+                lines = ({"case": case, "config": dict(find_model(case["model"]).config or {})} for case in group)
+                requests.write_text("".join(json.dumps(line) + "\n" for line in lines))
                 command = [*runner, "--gpu", gpu, "--count", str(count), "--memory", "1024GiB", "--", python]
-                command += _program(asked, count, is_sharded="sharding" in some[0])
+                command += _program(requests, count, is_sharded="sharding" in group[0])
                 command += ["--history", history] if history else []
                 with (
-                    asked.open() as stdin,
+                    requests.open() as stdin,
                     subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, text=True, cwd=_ROOT) as process,
                 ):
                     assert process.stdout is not None
                     for line in process.stdout:
-                        found.append(json.loads(line))
+                        rows.append(json.loads(line))
                         file.write(line)
                         file.flush()
-                        print(f"\r{len(found)} of {len(cases)} measured", end="", file=sys.stderr)
+                        print(f"\r{len(rows)} of {len(cases)} measured", end="", file=sys.stderr)
             if process.returncode:
-                print(f"\n{gpu}: the measuring process ended with {process.returncode}.", file=sys.stderr)
+                print(f"\n{gpu}: the measuring process exited with code {process.returncode}.", file=sys.stderr)
     print(file=sys.stderr)
-    return found
+    return rows
 
 
 def _program(cases: Path, ranks: int, *, is_sharded: bool) -> list[str]:
-    """The reference training: of one device, which reads stdin, or of several ranks."""
+    """The reference training on one device, which reads stdin, or on several ranks."""
     if not is_sharded:
         return [str(_TRAINING)]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
@@ -193,7 +191,7 @@ def cause_of(case: Case) -> str:
 
 
 def report(rows: list[dict[str, Any]], bars: dict[str, Bar], *, everything: bool) -> bool:
-    """Print the table, the percentiles and the cases outside of the bars; whether all bars are met."""
+    """Print the table, the percentiles and the cases outside of the bars. Return whether all bars are met."""
     compared = [(row, errors) for row in rows if (errors := errors_of(row["measured"], row["predicted"])) is not None]
     for row, errors in sorted(compared, key=lambda pair: max(map(abs, pair[1].values()))):
         is_outlier = any(not bar.low <= errors[name] <= bar.high for name, bar in bars.items())
@@ -213,7 +211,7 @@ def report(rows: list[dict[str, Any]], bars: dict[str, Bar], *, everything: bool
 
 
 def _report_shardings(compared: list[tuple[dict[str, Any], dict[str, float]]]) -> None:
-    """A line for each sharding and number of ranks: median and largest error, with their signs."""
+    """Print the median and the largest error, with sign, for each sharding and number of ranks."""
     groups: dict[tuple[str, int], list[dict[str, float]]] = defaultdict(list)
     for row, errors in compared:
         if "sharding" in row["case"]:
@@ -247,52 +245,53 @@ def main() -> int:
     parser.add_argument(
         "-o", "--output", type=Path, help="raw results, JSON lines; default: memory_emulated-[sharded-]SEED.jsonl"
     )
-    parser.add_argument("--measured", type=Path, help="results of an earlier run: what it measured is not measured again")
+    parser.add_argument("--measured", type=Path, help="results of an earlier run; its measurements are reused")
     parser.add_argument(
         "--python", default=str(_ROOT / ".venv-cuda" / "bin" / "python"), help="an interpreter with the CUDA build of torch"
     )
     parser.add_argument("--runner", help="the program that provides the card; default: python -m brim.emulator")
     parser.add_argument("--table", action="store_true", help="print every case, not only those outside of the bars")
-    parser.add_argument("--microscope", metavar="CASE", help="align one case (JSON) with torch's own memory history")
+    parser.add_argument("--microscope", metavar="CASE", help="compare one case (JSON) with torch's own memory history")
     parser.add_argument("--all", action="store_true", help="microscope: list all differences")
     parser.add_argument(
         "--stacks", choices=("python", "all"), default="python", help="microscope: frames to record; all: C++ too, slow"
     )
-    asked = parser.parse_args()
-    runner = [asked.runner] if asked.runner else [asked.python, "-m", "brim.emulator"]
-    if not asked.measured and not has_cuda_build(asked.python):
+    options = parser.parse_args()
+    runner = [options.runner] if options.runner else [options.python, "-m", "brim.emulator"]
+    if not options.measured and not has_cuda_build(options.python):
         print(
-            f"Skipped: {asked.python} has no CUDA build of torch. Run `make emulator`, or name one with --python.",
+            f"Skipped: {options.python} has no CUDA build of torch. Run `make emulator`, or set --python.",
             file=sys.stderr,
         )
         return 0
-    if asked.microscope:
+    if options.microscope:
         from emulated.microscope import show
 
-        case = complete(json.loads(asked.microscope))
+        case = complete(json.loads(options.microscope))
         with tempfile.TemporaryDirectory() as folder:
-            [row] = measure([case], runner, asked.python, Path(folder) / "history.jsonl", history=asked.stacks)
+            [row] = measure([case], runner, options.python, Path(folder) / "history.jsonl", history=options.stacks)
         if "error" in row:
             print(row["error"], row.get("where", ""), sep="\n")
             return 1
-        show(question_of(case), row, everything=asked.all)
+        show(question_of(case), row, everything=options.all)
         return 0
-    drawn = draw_sharded(asked.cases or 40, asked.seed) if asked.sharded else draw(asked.cases or 220, asked.seed)
+    drawn = draw_sharded(options.cases or 40, options.seed) if options.sharded else draw(options.cases or 220, options.seed)
     cases = [complete(case) for case in drawn]
     known: dict[str, dict[str, Any]] = {}
-    if asked.measured:
-        rows = [json.loads(line) for line in asked.measured.read_text().splitlines()]
+    if options.measured:
+        rows = [json.loads(line) for line in options.measured.read_text().splitlines()]
         known = {json.dumps(row["case"], sort_keys=True): row.get("measured", row) for row in rows}
     missing = [case for case in cases if json.dumps(case, sort_keys=True) not in known]
-    output = asked.output or Path(f"memory_emulated-{'sharded-' if asked.sharded else ''}{asked.seed}.jsonl")
+    output = options.output or Path(f"memory_emulated-{'sharded-' if options.sharded else ''}{options.seed}.jsonl")
     if missing:
-        if not has_cuda_build(asked.python):
+        if not has_cuda_build(options.python):
             print(
-                f"Skipped: {len(missing)} cases are not measured, and {asked.python} has no CUDA build of torch.", file=sys.stderr
+                f"Skipped: {len(missing)} cases are not measured, and {options.python} has no CUDA build of torch.",
+                file=sys.stderr,
             )
             return 0
         partial = output.with_suffix(".measuring.jsonl")
-        for row in measure(missing, runner, asked.python, partial):
+        for row in measure(missing, runner, options.python, partial):
             known[json.dumps(row["case"], sort_keys=True)] = row
     rows = []
     with output.open("w") as file:
@@ -307,7 +306,7 @@ def main() -> int:
             print(f"\r{len(rows)} of {len(cases)} predicted", end="", file=sys.stderr)
     print(file=sys.stderr)
     output.with_suffix(".measuring.jsonl").unlink(missing_ok=True)
-    return 0 if report(rows, SHARDED_BARS if asked.sharded else BARS, everything=asked.table) else 1
+    return 0 if report(rows, SHARDED_BARS if options.sharded else BARS, everything=options.table) else 1
 
 
 if __name__ == "__main__":

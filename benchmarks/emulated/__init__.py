@@ -1,1 +1,1 @@
-"""Training steps measured on the emulated card: the parts of `memory_emulated.py`."""
+"""Modules of the benchmarks that run on emulated cards."""

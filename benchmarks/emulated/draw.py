@@ -28,30 +28,30 @@ _MODELS = {
 }
 _SHARES = {"small": 0.38, "medium": 0.18, "large": 0.07, "largest": 0.03, "encoder": 0.17, "seq2seq": 0.17}
 _EAGER_ONLY = ("bloom-560m", "bloom-1b1", "gemma-2-2b", "codegen-350m-mono", "deberta-v3-small")
-_MOST_TOKENS = {"small": 8192, "medium": 4096, "large": 4096, "largest": 2048, "encoder": 8192, "seq2seq": 4096}
+_MAX_TOKENS = {"small": 8192, "medium": 4096, "large": 4096, "largest": 2048, "encoder": 8192, "seq2seq": 4096}
 _LENGTHS = (64, 128, 128, 256, 256, 384, 512, 512, 512, 768, 1024, 1024, 2048, 100, 200, 333, 500, 1000)
 _BATCHES = (1, 1, 2, 2, 3, 4, 4, 6, 8, 8, 12, 16, 32)
 
 
 def draw(count: int, seed: int) -> list[Case]:
-    """So many different cases; the first of a longer list are those of a shorter one."""
+    """`count` different cases. A longer list begins with the cases of a shorter one."""
     randomness = random.Random(f"brim/memory_emulated/{seed}")
     cases: list[Case] = []
     while len(cases) < count:
-        case = _one(randomness)
+        case = _draw_case(randomness)
         if case not in cases:
             cases.append(case)
     return cases
 
 
-def _one(randomness: random.Random) -> Case:
+def _draw_case(randomness: random.Random) -> Case:
     size = weighted(randomness, _SHARES)
     model = randomness.choice(_MODELS[size].split())
     gpu = randomness.choice(CARDS)
     method = weighted(randomness, _methods(size))
     precision = weighted(randomness, _precisions(gpu, method))
-    length = randomness.choice([length for length in _LENGTHS if length <= _longest(size, model)])
-    batch = randomness.choice([batch for batch in _BATCHES if batch * length <= _MOST_TOKENS[size]])
+    length = randomness.choice([length for length in _LENGTHS if length <= _max_length(size, model)])
+    batch = randomness.choice([batch for batch in _BATCHES if batch * length <= _MAX_TOKENS[size]])
     case: Case = {
         "model": model,
         "gpu": gpu,
@@ -66,7 +66,7 @@ def _one(randomness: random.Random) -> Case:
         "accumulation": int(weighted(randomness, {"1": 0.75, "2": 0.15, "4": 0.1})),
         "max_grad_norm": 1.0 if randomness.random() < 0.85 else None,
     }
-    if model.startswith("gpt-neo"):  # transformers has no other attention for it either
+    if model.startswith("gpt-neo"):  # the only attention that transformers implements for it
         case["attention"] = "eager"
     if method != "full":
         case["lora_rank"] = randomness.choice((8, 16, 64))
@@ -93,7 +93,7 @@ def _optimizers(method: str) -> dict[str, float]:
     return common if method != "full" else {**common, "adafactor": 0.08, "sgd": 0.03, "sgd-momentum": 0.06}
 
 
-def _longest(size: str, model: str) -> int:
+def _max_length(size: str, model: str) -> int:
     if size == "encoder":
         return 1024 if model == "modernbert-base" else 512
     return 512 if size == "seq2seq" else 1024 if "gpt2" in model or size == "largest" else 2048

@@ -1,7 +1,7 @@
 """Sharded configurations drawn by seed. Every kind of sharding gets the same number of cases with 2 and with 4 ranks.
 
 Models are small, so that four processes train one in seconds. Precisions and optimizers are those that `brim train` accepts for the
-sharding: FSDP2 has no loss scaling, and ZeRO and FSDP2 take optimizers that treat each number by itself.
+sharding: FSDP2 has no loss scaling, and ZeRO and FSDP2 accept elementwise optimizers only.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _ENCODERS = ("bert-base-uncased", "distilbert-base-uncased", "roberta-base")
 _SEQ2SEQ = ("t5-small", "flan-t5-small", "bart-base")
 _LENGTHS = (64, 128, 128, 200, 256, 256, 384, 500, 512)
 _BATCHES = (1, 1, 2, 2, 3, 4, 8)
-_MOST_TOKENS = 2048
+_MAX_TOKENS = 2048
 
 
 def draw_sharded(count: int, seed: int) -> list[Case]:
-    """So many different cases; the first of a longer list are those of a shorter one."""
+    """`count` different cases. A longer list begins with the cases of a shorter one."""
     randomness = random.Random(f"brim/memory_emulated/sharded/{seed}")
     cases: list[Case] = []
     while len(cases) < count:
         turn = len(cases)
-        case = _one(randomness, SHARDINGS[turn % len(SHARDINGS)], RANKS[turn // len(SHARDINGS) % len(RANKS)])
+        case = _draw_case(randomness, SHARDINGS[turn % len(SHARDINGS)], RANKS[turn // len(SHARDINGS) % len(RANKS)])
         if case not in cases:
             cases.append(case)
     return cases
 
 
-def _one(randomness: random.Random, sharding: str, ranks: int) -> Case:
+def _draw_case(randomness: random.Random, sharding: str, ranks: int) -> Case:
     gpu = randomness.choice(_CARDS)
     model = randomness.choice([name for name in _MODELS.split() if sharding != "fsdp" or name not in _SEQ2SEQ])
     method = "full" if model in (*_ENCODERS, *_SEQ2SEQ) else weighted(randomness, {"full": 0.65, "lora": 0.35})
@@ -47,7 +47,7 @@ def _one(randomness: random.Random, sharding: str, ranks: int) -> Case:
         "sharding": sharding,
         "method": method,
         "precision": weighted(randomness, _precisions(gpu, sharding)),
-        "micro_batch": randomness.choice([batch for batch in _BATCHES if batch * length <= _MOST_TOKENS]),
+        "micro_batch": randomness.choice([batch for batch in _BATCHES if batch * length <= _MAX_TOKENS]),
         "seq_len": length,
         "checkpointing": weighted(randomness, {"none": 0.65, "full": 0.35}),
         "optimizer": weighted(randomness, _optimizers(sharding)),

@@ -1,7 +1,7 @@
-"""Torch's own memory history beside the predicted requests: which allocation is the first that differs.
+"""Compare torch's own memory history with the predicted requests, and find the first allocation that differs.
 
-Both sides are streams of requests and returns. They are walked together; where they differ, the shortest way to go on together is looked
-for, and what was skipped on either side is a difference. Sizes are compared as the allocator rounds them.
+Both sides are streams of allocations and frees. They are aligned like two texts in a diff: at a mismatch, the fewest events are skipped
+after which both streams agree again, and the skipped events are the difference. Sizes are compared as the allocator rounds them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 _ROUND = 512
 _AGREE = 6
-"""Events that must be alike for the two streams to count as together again."""
+"""Consecutive events that must be equal before the streams count as aligned again."""
 _WINDOW = 400
 _NEIGHBOURS = 4
-_MOST = 400
+_MAX_PRINTED = 400
 
 
 @dataclass(frozen=True)
 class Event:
-    """A request, or the return of one."""
+    """An allocation (`+`) or a free (`-`)."""
 
     sign: str
     size: int
@@ -42,7 +42,7 @@ class Event:
 
 
 def predicted_events(question: Question) -> list[Event]:
-    """What brim says that the allocator is asked for."""
+    """The requests that brim predicts."""
     trace = question.walk(question.obtain()).trace
     micro_batches = (max(place.round for place in trace.places) + 1) // 2
     events = []
@@ -50,7 +50,7 @@ def predicted_events(question: Question) -> list[Event]:
     for event, number in zip(trace.events, trace.event_places, strict=True):
         place = trace.places[number]
         birth = trace.births[max(event, ~event)]
-        step += place.phase == "forward" and before not in {"forward", "backward"}  # the stream holds the second step twice
+        step += place.phase == "forward" and before not in {"forward", "backward"}  # the stream contains the second step twice
         before = place.phase
         phase = f"{place.phase} {step} {place.round % micro_batches}" if place.phase != "build" else "build"
         note = f"{birth.operator} ({birth.kind}, layer {place.layer})"
@@ -59,18 +59,18 @@ def predicted_events(question: Question) -> list[Event]:
 
 
 def real_events(history: list[list[Any]]) -> list[Event]:
-    """What torch recorded of the steps, and of making the model ready for them."""
+    """The requests that torch recorded, while the model was built and in the steps."""
     events = []
     sizes: dict[int, int] = {}
     phase = "build"
-    for sign, address, size, named, frames in history:
-        phase = named or phase  # the thread of backward has no name for it
+    for sign, address, size, label, frames in history:
+        phase = label or phase  # the backward thread does not set a label
         if sign == "s":
             continue
         if sign == "+":
             sizes[address] = rounded(size)
         place = phase if phase.count(" ") == 2 or phase == "build" else f"{phase} 0"
-        events.append(Event(sign, sizes.get(address, rounded(size)), place, first_own(frames), tuple(frames)))
+        events.append(Event(sign, sizes.get(address, rounded(size)), place, innermost_frame(frames), tuple(frames)))
     return events
 
 
@@ -78,15 +78,15 @@ def rounded(size: int) -> int:
     return max(_ROUND, -(-size // _ROUND) * _ROUND)
 
 
-def first_own(frames: list[str]) -> str:
-    """The innermost frame that is not torch's."""
-    plain = [frame for frame in frames if "/torch/" not in frame and ".py" in frame] or frames
-    return plain[0].rpartition("site-packages/")[2] if plain else ""
+def innermost_frame(frames: list[str]) -> str:
+    """The innermost frame outside of torch."""
+    shown = [frame for frame in frames if "/torch/" not in frame and ".py" in frame] or frames
+    return shown[0].rpartition("site-packages/")[2] if shown else ""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Runs of events that the other side has not."""
+    """Events of each side that the other side does not have."""
 
     real_at: int
     predicted_at: int
@@ -95,13 +95,12 @@ class Difference:
 
 
 def align(real: list[Event], predicted: list[Event]) -> Iterator[Difference]:
-    """Walk both streams together."""
     left = right = 0
     while left < len(real) and right < len(predicted):
         if real[left].key == predicted[right].key:
             left, right = left + 1, right + 1
             continue
-        skip = _resume(real, left, predicted, right)
+        skip = _realign(real, left, predicted, right)
         if skip is None:
             yield Difference(left, right, real[left:], predicted[right:])
             return
@@ -111,56 +110,55 @@ def align(real: list[Event], predicted: list[Event]) -> Iterator[Difference]:
         yield Difference(left, right, real[left:], predicted[right:])
 
 
-def _resume(real: list[Event], left: int, predicted: list[Event], right: int) -> tuple[int, int] | None:
-    """The fewest events to skip, on both sides together, until the streams agree again."""
+def _realign(real: list[Event], left: int, predicted: list[Event], right: int) -> tuple[int, int] | None:
+    """The fewest events to skip on the two sides until the streams agree again."""
     for total in range(1, 2 * _WINDOW):
         for skipped in range(total + 1):
             start, other = left + skipped, right + total - skipped
-            ours, theirs = real[start : start + _AGREE], predicted[other : other + _AGREE]
-            if ours and len(ours) == len(theirs) and all(a.key == b.key for a, b in zip(ours, theirs, strict=True)):
+            left_part, right_part = real[start : start + _AGREE], predicted[other : other + _AGREE]
+            if left_part and [event.key for event in left_part] == [event.key for event in right_part]:
                 return skipped, total - skipped
     return None
 
 
 def by_phase(events: list[Event]) -> dict[str, list[Event]]:
-    """The events of each phase, in order."""
-    found: dict[str, list[Event]] = {}
+    phases: dict[str, list[Event]] = {}
     for event in events:
-        found.setdefault(event.phase, []).append(event)
-    return found
+        phases.setdefault(event.phase, []).append(event)
+    return phases
 
 
 def show(question: Question, row: dict[str, Any], *, everything: bool) -> None:
-    """Print the first difference with its neighbours, or all of them in order. Phases are aligned one by one."""
+    """Print the first difference with the events around it, or all differences. Phases are aligned one by one."""
     real, predicted = real_events(row["history"]), predicted_events(question)
     walk = question.walk(question.obtain())
     for name, figure in (("allocated", walk.peak_bytes()), ("reserved", int(walk.reserved.max()))):
         error = f"{figure - row[name]:+,}, {100 * (figure / row[name] - 1):+.3f} %"
         print(f"{name}: real {row[name]:,}, predicted {figure:,} ({error})")
     print(f"{len(real)} real events, {len(predicted)} predicted")
-    ours, theirs = by_phase(real), by_phase(predicted)
+    real_phases, predicted_phases = by_phase(real), by_phase(predicted)
     count = 0
-    for phase in dict.fromkeys([*ours, *theirs]):
-        here = ours.get(phase, [])
-        for difference in align(here, theirs.get(phase, [])):
+    for phase in dict.fromkeys([*real_phases, *predicted_phases]):
+        events = real_phases.get(phase, [])
+        for difference in align(events, predicted_phases.get(phase, [])):
             count += 1
             print(f"difference {count}: {phase}, at real event {difference.real_at}, predicted event {difference.predicted_at}")
             if not everything:
-                _print_side("both", here[max(0, difference.real_at - _NEIGHBOURS) : difference.real_at], frames=False)
+                _print_side("both", events[max(0, difference.real_at - _NEIGHBOURS) : difference.real_at], frames=False)
             _print_side("real", difference.real, frames=not everything)
             _print_side("predicted", difference.predicted, frames=False)
             if not everything:
-                _print_side("both", here[difference.real_at + len(difference.real) :][:_NEIGHBOURS], frames=False)
+                _print_side("both", events[difference.real_at + len(difference.real) :][:_NEIGHBOURS], frames=False)
                 return
     print(f"{count} differences" if count else "The streams are the same.")
 
 
 def _print_side(name: str, events: list[Event], *, frames: bool) -> None:
-    for (sign, size, note), group in groupby(events[:_MOST], key=lambda event: (event.sign, event.size, event.note)):
-        some = list(group)
-        times = f" x {len(some)}" if len(some) > 1 else ""
+    for (sign, size, note), group in groupby(events[:_MAX_PRINTED], key=lambda event: (event.sign, event.size, event.note)):
+        repeated = list(group)
+        times = f" x {len(repeated)}" if len(repeated) > 1 else ""
         print(f"  {name:10} {sign}{size:>13,}{times}  {note}")
-        for frame in some[0].frames[:30] if frames else ():
+        for frame in repeated[0].frames[:30] if frames else ():
             print(f"               {frame}")
-    if len(events) > _MOST:
-        print(f"  {name:10} ... and {len(events) - _MOST} more")
+    if len(events) > _MAX_PRINTED:
+        print(f"  {name:10} ... and {len(events) - _MAX_PRINTED} more")

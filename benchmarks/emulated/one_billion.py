@@ -1,6 +1,6 @@
 """Three steps of Llama 3.2 1B, built from its configuration, as a user would write them: `one_billion.py full` or `one_billion.py lora`.
 
-`one_billion.py full init` stops before the card is used: the part of the time that is the script's own.
+`one_billion.py full init` stops before it uses the card, to measure the startup time of the script itself.
 """
 
 import sys

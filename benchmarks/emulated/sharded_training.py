@@ -1,13 +1,13 @@
-"""Plain training steps of several ranks, each on a CUDA device of its own: a file of cases in, JSON lines with torch's own peaks out.
+"""Plain training steps of several ranks, one CUDA device each: reads a file of cases, prints torch's own peaks as JSON lines.
 
     python -m brim.emulator --gpu t4 --count 2 --memory 1024GiB -- \\
         python -m torch.distributed.run --standalone --nproc-per-node 2 benchmarks/emulated/sharded_training.py cases.jsonl
 
-Nothing of brim is used here: torch, transformers, peft and deepspeed as their users call them, set up as `brim train` and the files that
-brim emits set them up (brim/trainer/sharding, brim/planner/emit/deepspeed.py). DDP is torch's wrapper. Model, batch and optimizer are those
-of the reference training of one device (brim/emulator/training.py).
+brim is not imported here. torch, transformers, peft and deepspeed are called as their users call them, with the settings of `brim train`
+and of the files that brim emits (brim/trainer/sharding, brim/planner/emit/deepspeed.py). DDP is torch's wrapper. Model, batch and optimizer
+are those of the reference training on one device (brim/emulator/training.py).
 
-Every case runs in forks of the ranks, so that the libraries are imported once a card. The first rank prints a line for each case.
+Every case runs in forks of the ranks, so that the libraries are imported once per card. Rank 0 prints a line for each case.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 # mypy: disable-error-code="no-untyped-call"
 
 _STEPS = 3
-_SECONDS = 400
-"""A case that takes longer has failed: a rank waits for another that does not come."""
+_CASE_SECONDS = 400
+"""Timeout of a case: a rank may wait for another that never arrives."""
 _PAUSE_SECONDS = 0.3
-"""After each step. NCCL's watchdog holds the tensors of a finished collective until it looks at it, every 100 ms. Without a pause DDP's
-first bucket, which the second step replaces, is sometimes still there in that step."""
+"""After each step. NCCL's watchdog polls every 100 ms and holds the tensors of a finished collective until then. Without a pause, DDP's
+first bucket, which the second step replaces, is sometimes still allocated in that step."""
 _NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm", "norm_f")
 _HALVES = {"amp-bf16": torch.bfloat16, "bf16": torch.bfloat16, "amp-fp16": torch.float16, "fp16": torch.float16}
 
 
 def _load_reference() -> Any:
-    """By its path: importing `brim.emulator` would bring brim into the measured process."""
+    """Loaded from its path: `import brim.emulator` would import brim in the measured process."""
     path = Path(__file__).resolve().parents[2] / "src" / "brim" / "emulator" / "training.py"
     spec = importlib.util.spec_from_file_location("reference_training", path)
     assert spec is not None
@@ -137,13 +137,15 @@ def _ddp(case: dict[str, Any], config: dict[str, Any], history: str | None) -> C
 
 
 def _fsdp(case: dict[str, Any], config: dict[str, Any], history: str | None) -> Callable[[int], None]:
-    """Units, policy and reduction after every micro-batch as in brim/trainer/sharding/fsdp.py."""
+    """FSDP units, mixed-precision policy and a reduction after every micro-batch, as in brim/trainer/sharding/fsdp.py."""
     amp = reference.HALVES.get(case["precision"])
     compute = amp or reference.DTYPES[case["precision"]]
-    held = torch.float32 if amp and case["method"] == "full" else compute
-    model = reference.build(case, config, held, compute, device="cpu")
+    dtype = torch.float32 if amp and case["method"] == "full" else compute
+    model = reference.build(case, config, dtype, compute, device="cpu")
     _shard(model, half=amp)
-    optimizer = reference.make_optimizer(case["optimizer"], [each for each in model.parameters() if each.requires_grad])
+    optimizer = reference.make_optimizer(
+        case["optimizer"], [parameter for parameter in model.parameters() if parameter.requires_grad]
+    )
     accumulation = case["accumulation"]
     run = _micro_batches(
         case, config, history, model, lambda loss: (loss / accumulation if accumulation > 1 else loss).backward()
@@ -174,7 +176,7 @@ def _shard(model: nn.Module, *, half: torch.dtype | None) -> None:
     norms = [module for name, module in model.named_modules() if name.rpartition(".")[2] in _NORMS and id(module) not in inside]
     tail = norms[-1:] if len(norms) == 1 else []
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[operator]
-    if id(embedding) in inside:  # BERT's are a unit together with their norm
+    if id(embedding) in inside:  # BERT's embeddings and their norm are one unit
         embedding = None
     if embedding is not None and head is not None and embedding.weight is head.weight:
         tail += [embedding, head]
@@ -189,13 +191,13 @@ def _shard(model: nn.Module, *, half: torch.dtype | None) -> None:
 
 def _layers(model: nn.Module) -> list[nn.Module]:
     names = set(getattr(model, "_no_split_modules", None) or ())
-    found = [module for module in model.modules() if type(module).__name__ in names]
-    inside = {id(module) for outer in found for module in outer.modules() if module is not outer}
-    if found:
-        return [module for module in found if id(module) not in inside]
+    blocks = [module for module in model.modules() if type(module).__name__ in names]
+    inside = {id(module) for outer in blocks for module in outer.modules() if module is not outer}
+    if blocks:
+        return [module for module in blocks if id(module) not in inside]
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 1]
-    outer = [one for one in lists if not any(one is not other and one in set(other.modules()) for other in lists)]
-    return [member for one in outer for member in one]
+    outermost = [inner for inner in lists if not any(inner is not outer and inner in set(outer.modules()) for outer in lists)]
+    return [layer for layers in outermost for layer in layers]
 
 
 def _zero(case: dict[str, Any], config: dict[str, Any], history: str | None) -> Callable[[int], None]:
@@ -203,10 +205,12 @@ def _zero(case: dict[str, Any], config: dict[str, Any], history: str | None) -> 
     import deepspeed
 
     half = _HALVES.get(case["precision"])
-    # Loaded in float32, as `brim train` does it; the engine rounds. Of a model with adapters the frozen part is in half precision already.
-    held = half if half and case["method"] != "full" else torch.float32
-    model = reference.build(case, config, held, held, device="cpu")
-    optimizer = reference.make_optimizer(case["optimizer"], [each for each in model.parameters() if each.requires_grad])
+    # Loaded in float32, as in `brim train`; the engine converts it. With adapters, the frozen base is already in half precision.
+    dtype = half if half and case["method"] != "full" else torch.float32
+    model = reference.build(case, config, dtype, dtype, device="cpu")
+    optimizer = reference.make_optimizer(
+        case["optimizer"], [parameter for parameter in model.parameters() if parameter.requires_grad]
+    )
     engine, *_others = deepspeed.initialize(
         model=model, optimizer=optimizer, config=_deepspeed_config(case, config, half), dist_init_required=False
     )
@@ -244,30 +248,30 @@ def _deepspeed_config(case: dict[str, Any], config: dict[str, Any], half: torch.
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", type=Path, help="JSON lines; the ranks meet in the folder of this file")
+    parser.add_argument("cases", type=Path, help="JSON lines; the ranks exchange files in the folder of this file")
     parser.add_argument("--history", choices=("python", "all"), help="also record every allocation")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    questions = [json.loads(line) for line in asked.cases.read_text().splitlines()]
-    _import_once(questions)
-    folder = asked.cases.parent
-    for number, question in enumerate(questions):
+    requests = [json.loads(line) for line in options.cases.read_text().splitlines()]
+    _import_libraries(requests)
+    folder = options.cases.parent
+    for number, request in enumerate(requests):
         began = time.time()
-        _in_fork(question, asked.history, folder, number)
-        answers = [_read(folder / f"{number}.{other}") for other in range(world)]  # all ranks wait for all: none runs ahead
+        _in_fork(request, options.history, folder, number)
+        answers = [_read(folder / f"{number}.{other}") for other in range(world)]  # every rank waits for all others
         if rank == 0:
             row = _of_all_ranks(answers) | {"seconds": round(time.time() - began, 1)}
-            print(json.dumps({"case": question["case"], **row}), flush=True)
+            print(json.dumps({"case": request["case"], **row}), flush=True)
 
 
-def _import_once(questions: list[dict[str, Any]]) -> None:
+def _import_libraries(requests: list[dict[str, Any]]) -> None:
     os.environ |= {"DS_ACCELERATOR": "cuda", "DS_IGNORE_CUDA_DETECTION": "1"}
     warnings.simplefilter("ignore")
     import peft  # noqa: F401
     import torch.distributed.fsdp  # noqa: F401
     import transformers
 
-    if any(question["case"]["sharding"].startswith("zero") for question in questions):
+    if any(request["case"]["sharding"].startswith("zero") for request in requests):
         import deepspeed  # noqa: F401
         from deepspeed.utils.logging import logger
 
@@ -277,7 +281,7 @@ def _import_once(questions: list[dict[str, Any]]) -> None:
 
 
 def _of_all_ranks(answers: list[dict[str, Any]]) -> dict[str, Any]:
-    """The rank that needs most; each rank's own figures beside it."""
+    """The figures of the rank with the highest peak, and those of each rank in `ranks`."""
     for answer in answers:
         if "error" in answer and "another rank" not in answer["error"]:
             return answer
@@ -287,21 +291,21 @@ def _of_all_ranks(answers: list[dict[str, Any]]) -> dict[str, Any]:
     return {**largest, "reserved": reserved, "ranks": ranks}
 
 
-def _in_fork(question: dict[str, Any], history: str | None, folder: Path, number: int) -> None:
+def _in_fork(request: dict[str, Any], history: str | None, folder: Path, number: int) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    mine = folder / f"{number}.{rank}"
+    own_path = folder / f"{number}.{rank}"
     child = os.fork()
     if child == 0:
-        os.dup2(2, 1)  # libraries print
+        os.dup2(2, 1)  # libraries print to stdout, which is for results
         torch.cuda._is_in_bad_fork = lambda: False  # nothing was allocated on the device before the fork
         try:
             torch.cuda.set_device(rank)
             dist.init_process_group("nccl", init_method=f"file://{folder}/{number}.store", rank=rank, world_size=world)
-            _write(mine, measure(question["case"], question["config"], history=history))
-        except BaseException as error:  # whatever it is, it is the answer
-            _write(mine, {"error": f"{type(error).__name__}: {error}"[:400], "where": traceback.format_exc()[-3000:]})
+            _write(own_path, measure(request["case"], request["config"], history=history))
+        except BaseException as error:  # any failure is reported to the parent
+            _write(own_path, {"error": f"{type(error).__name__}: {error}"[:400], "where": traceback.format_exc()[-3000:]})
         os._exit(0)
-    end = time.monotonic() + _SECONDS
+    end = time.monotonic() + _CASE_SECONDS
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         others = [folder / f"{number}.{other}" for other in range(world)]
         if time.monotonic() > end or any("error" in _read(path) for path in others if path.exists()):
@@ -309,8 +313,8 @@ def _in_fork(question: dict[str, Any], history: str | None, folder: Path, number
             os.waitpid(child, 0)
             break
         time.sleep(0.1)
-    if not mine.exists():
-        _write(mine, {"error": "killed: it took too long, or another rank failed"})
+    if not own_path.exists():
+        _write(own_path, {"error": "killed: timeout, or another rank failed"})
 
 
 def _write(path: Path, answer: dict[str, Any]) -> None:
