@@ -8,8 +8,9 @@ Its answer is the size that trains while the next two do not. It tries the probe
 
 Both use the same limit: the memory of the card, CUDA context included, less the margin of a probe (2 percent, at least 2 MiB). It is set
 with `torch.cuda.set_per_process_memory_fraction`. Both use the same verdict: a size trains if no step runs out of memory and the allocator
-does not have to release its cache in every step (see `emulated/largest.py`). Brute force runs its steps without a mask, with a mask and
-without a mask, because attention may use a different kernel. A probe runs both too, and also mixed lengths, an evaluation and a save.
+does not have to release its cache in every step (see `emulated/largest.py`). Brute force trains without a mask in one process and with a
+mask in another, because attention may use a different kernel. A probe runs both in one process, and also mixed lengths, an evaluation and
+a save.
 
 Prints a table; exit code 1 if any answer differs. Needs an interpreter with the CUDA build of torch: `--python`, by default
 `.venv-cuda/bin/python` (`make emulator`).

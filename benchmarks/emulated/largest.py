@@ -2,9 +2,10 @@
 
     python -m brim.emulator --gpu t4 --memory 2GiB -- python benchmarks/emulated/largest.py < case.jsonl
 
-brim is not imported here. Every size runs in its own process: a fork of this one, which has imported the libraries and has no context
-on the card. A size trains if three optimizer steps finish without an out-of-memory error and the allocator does not have to release its
-cache in every step. If it released the cache in the first steps, one of the two later pairs of steps must run without doing so.
+brim is not imported here. Every size runs in processes of its own: forks of this one, which has imported the libraries and has no context
+on the card. One trains without a mask, one with a mask, because attention may use a different kernel. A size trains if in both of them
+three optimizer steps finish without an out-of-memory error and the allocator does not have to release its cache in every step. If it
+released the cache in the first steps, one of the two later pairs of steps must run without doing so.
 The answer is the size that trains while the next two do not. A guess, if given, is tried first; otherwise sizes are bisected.
 """
 
@@ -51,9 +52,9 @@ def trains(case: dict[str, Any], config: dict[str, Any]) -> bool:
     def retries() -> int:
         return int(torch.cuda.memory_stats()["num_alloc_retries"])
 
-    def step(*, padded: bool) -> None:
+    def step() -> None:
         for _micro_batch in range(case["accumulation"]):
-            batch = {name: tensor.to("cuda") for name, tensor in make_batch({**case, "padded": padded}, config).items()}
+            batch = {name: tensor.to("cuda") for name, tensor in make_batch(case, config).items()}
             with torch.autocast("cuda", amp, enabled=amp is not None):
                 loss = model(**batch, **options).loss
             scaler.scale(loss / case["accumulation"]).backward()
@@ -64,15 +65,14 @@ def trains(case: dict[str, Any], config: dict[str, Any]) -> bool:
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
 
-    # Rows of one length need no mask, and attention may then use a different kernel.
-    for padded in (False, True, False):
-        step(padded=padded)
+    for _step in range(3):
+        step()
     new_retries = retries_before = retries()
     for _round in range(2):
         if not new_retries:
             break
-        for padded in (False, True):
-            step(padded=padded)
+        for _step in range(2):
+            step()
         new_retries, retries_before = retries() - retries_before, retries()
     return not new_retries
 
@@ -103,7 +103,7 @@ def trains_in_fork(case: dict[str, Any], config: dict[str, Any], size: int) -> b
 
 def largest(case: dict[str, Any], config: dict[str, Any], guess: int | None) -> dict[str, Any]:
     def fits(size: int) -> bool:
-        return trains_in_fork(case, config, size)
+        return all(trains_in_fork({**case, "padded": padded}, config, size) for padded in (False, True))
 
     if guess is not None and fits(guess) and not any(fits(guess + more) for more in (1, 2)):
         return {"largest": guess, "is_monotonic": True}

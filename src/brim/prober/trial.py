@@ -187,6 +187,8 @@ def limited(device: Device, name: str, exam: Exam) -> Iterator[None]:
 _MORE_STEPS: Final = 3
 """Times the first two steps of the full size, at most, until `soak_seconds` are spent on them."""
 _SETTLING_ROUNDS: Final = 2
+_STEPS_OF_ONE_KIND: Final = 3
+"""CUDA: steps of the full size before another kind of step."""
 _HAS_PROC: Final = Path("/proc/self/status").exists()
 
 
@@ -279,8 +281,9 @@ class _Examiner:
             self._step(trainee, [one, one] if exam.accumulates else [one])
             if exam.first == 1:
                 self._one_sequence_bytes = self._meter.read()["device_bytes"]
-        # Without a smaller step the first full one has no optimizer state yet: it is repeated.
-        needed = (*exam.masks, *(() if exam.first else exam.masks[:1]))
+        # Without a smaller step the first full one has no optimizer state yet: it is repeated. A step with a mask in between may
+        # change which segments are there, and with them the largest size.
+        needed = exam.masks if exam.first else (*_STEPS_OF_ONE_KIND * exam.masks[:1], *exam.masks[1:], *exam.masks[:1])
         for padded in needed:
             self._full_step(trainee, padded=padded)
         if not exam.first:
