@@ -37,7 +37,7 @@ MIDDLE_REQUEST_BYTES = 10 << 20
 MIDDLE_SEGMENT_BYTES = 20 << 20
 LARGE_ROUND_BYTES = 2 << 20
 EMPTY_CACHE_BYTES = -1
-"""The size of a request that stands for `torch.cuda.empty_cache()`: it takes nothing, and wholly free segments leave."""
+"""The size of a request that stands for `torch.cuda.empty_cache()`: it allocates nothing and releases segments without live blocks."""
 
 
 class LimitReachedError(Exception):
@@ -252,8 +252,8 @@ class Requests:
     @classmethod
     def of(cls, events: ArrayLike, sizes: ArrayLike, streams: ArrayLike | None = None) -> Requests:
         """From `k` and `~k`, and the bytes of every storage."""
-        asked = np.asarray(sizes, dtype=np.int64)
-        units = np.where(asked == EMPTY_CACHE_BYTES, 0, np.maximum(1, (asked + _UNIT - 1) // _UNIT))
+        requested = np.asarray(sizes, dtype=np.int64)
+        units = np.where(requested == EMPTY_CACHE_BYTES, 0, np.maximum(1, (requested + _UNIT - 1) // _UNIT))
         pools = (units > _SPLIT_ABOVE) + 2 * (np.zeros_like(units) if streams is None else np.asarray(streams, dtype=np.int64))
         return cls(np.asarray(events, dtype=np.int64).tolist(), units.tolist(), pools.tolist())
 

@@ -1,4 +1,4 @@
-"""`brim estimate --check`: the same configuration trained for three steps on an emulated card, by plain torch and transformers."""
+"""`brim estimate --check`: train the same configuration for three steps on an emulated card, with plain torch and transformers."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from brim.records import Estimate
 
 _TRAINING: Final = Path(str(files("brim.emulator").joinpath("training.py")))
-"""A program of its own: nothing of brim is imported in the process that is measured."""
+"""A separate program: the measured process does not import brim."""
 _UNLIMITED: Final = 1 << 40
-"""The peak without a limit is what is compared; whether it fits is a question of the estimate."""
+"""The check compares peaks without a limit; the estimate decides whether they fit."""
 _MEASURED: Final = frozenset(
     {
         "task", "method", "lora_rank", "lora_targets", "micro_batch", "seq_len", "accumulation", "precision", "optimizer", "checkpointing",
         "attention", "padded", "max_grad_norm",
     }
 )  # fmt: skip
-"""Settings that the reference training knows; the others must be at their defaults."""
+"""Settings that the reference training supports; all others must have their default values."""
 
 
 def check_emulated(question: Question, answer: Estimate, *, python: str | None = None) -> EmulatedCheck:
@@ -48,11 +48,11 @@ def check_emulated(question: Question, answer: Estimate, *, python: str | None =
     check_capability(card, torch)
     libraries = compiled(torch)
     began = time.monotonic()
-    asked = json.dumps({"case": case, "config": dict(question.config)})
+    request = json.dumps({"case": case, "config": dict(question.config)})
     with session() as shared:
         done = subprocess.run(
             [str(torch.python), str(_TRAINING)],
-            input=asked + "\n",
+            input=request + "\n",
             env=environment(card, libraries, shared),
             capture_output=True,
             text=True,

@@ -75,7 +75,7 @@ class Footprint:
         return self._device_bytes[micro_batch]
 
     def device_bytes_within(self, micro_batch: int, limit_bytes: int) -> int:
-        """What nvidia-smi would show at the peak where the allocator releases cached segments to stay within a limit."""
+        """What nvidia-smi would show at the peak, if the allocator releases cached segments to stay within a limit."""
         unlimited = self.device_bytes(micro_batch)
         if unlimited <= limit_bytes or self.question.where.gpu is None:
             return unlimited
@@ -211,7 +211,7 @@ class Footprint:
         return family.deep.least_allocated_bytes(micro_batch, question.settings.seq_len) + beyond
 
     def _replayed(self, micro_batch: int, obtained: Obtained, limit_bytes: int | None = None) -> int:
-        """Bytes at the peak; where they do not fit within the limit, those without one."""
+        """Bytes at the peak within the limit; without a limit, if they do not fit."""
         question = self._at(micro_batch)
         trace = obtained.trace
         parallel = parallel_of(question.settings, question.config, on_cpu=question.where.gpu is None)

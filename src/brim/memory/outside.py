@@ -43,7 +43,7 @@ class Outside:
     context_bytes: int
     communication_bytes: int
     card: Card
-    """What the kernels' scratch depends on."""
+    """The properties that decide how much scratch memory kernels need."""
 
     @property
     def device_bytes(self) -> int:

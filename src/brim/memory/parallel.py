@@ -26,7 +26,7 @@ def in_engine(settings: Settings) -> Settings:
     if settings.sharding not in ENGINES or settings.precision == "fp32":
         return settings
     dtype = _HALF_DTYPE[settings.precision]
-    # ZeRO rounds all of the module, and FSDP2's mixed precision gathers in half precision; without it, adapters stay peft's float32.
+    # ZeRO converts the whole module, and FSDP2's mixed precision gathers in half precision. Otherwise adapters keep peft's float32.
     is_rounded = settings.method != "full" and (settings.sharding != "fsdp" or has_master(settings))
     adapters = settings.lora_dtype or (dtype if is_rounded else None)
     return replace(settings, precision=cast("Any", settings.precision.removeprefix("amp-")), lora_dtype=cast("Any", adapters))

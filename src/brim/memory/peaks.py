@@ -137,12 +137,12 @@ _PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
 
 
 def on_card(trace: Trace, around: Outside) -> Trace:
-    """The stream as the card's allocator sees it: with its kernels' scratch and cuBLAS's workspaces, and with a third step."""
+    """The requests as the card's allocator gets them: with kernel scratch, cuBLAS workspaces and a third step."""
     return with_third_step(with_workspaces(resolve(trace, around.card), around))
 
 
 def with_workspaces(trace: Trace, around: Outside) -> Trace:
-    """Add cuBLAS's workspaces: made at the first product of forward and of backward, after its result, and never given back."""
+    """Add cuBLAS workspaces: allocated at the first matrix product of forward and of backward, after its result, and never freed."""
     births, events, places = list(trace.births), list(trace.events), list(trace.event_places)
     for phase in ("backward", "forward")[-around.workspaces :]:
         inside = [at for at, place in enumerate(places) if trace.places[place].phase == phase]
@@ -158,10 +158,10 @@ def with_workspaces(trace: Trace, around: Outside) -> Trace:
 
 
 def with_third_step(trace: Trace) -> Trace:
-    """The second step once more: the first one's blocks lie where the optimizer's state was not yet, and the allocator settles later.
+    """Repeat the second step: the first step ran before the optimizer state existed, so the allocator reaches a steady state only later.
 
-    The events of the third step have the places of the second. What dies there of the step before is what that step has left; where the two
-    do not correspond, the stream stays as it is.
+    The events of the third step have the places of the second. Storages of the previous step that are freed in it are those that the
+    previous step left behind. If the two steps do not correspond, the stream is returned unchanged.
     """
     first = first_round_of_second_step(trace)
     places = [trace.places[place] for place in trace.event_places]
@@ -190,7 +190,7 @@ def with_third_step(trace: Trace) -> Trace:
         again[number] = len(births)
         births.append(births[number])
     repeated = [again[event] if event >= 0 else ~again[~event] for event in step]
-    later = {number: again[number] for number in left}  # what dies after the steps is what the third has left
+    later = {number: again[number] for number in left}  # storages freed after the steps are those that the third step left behind
     rest = [event if event >= 0 or ~event not in later else ~later[~event] for event in trace.events[end:]]
     where = trace.event_places
     return replace(

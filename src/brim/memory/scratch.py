@@ -1,8 +1,8 @@
-"""Memory that CUDA kernels take in passing, as far as its size is no product of the tensors' sizes. No torch here.
+"""Temporary memory of CUDA kernels whose size is not a product of tensor sizes. torch is not imported here.
 
-How much some kernels need depends on the card (how many blocks run at once) and jumps with the shape, so a traced step cannot hold it for
-all shapes and cards. The trace holds *numbers* instead: births whose operator begins with `scratch:` and whose size is a count of
-elements, which follows the shape as any other size does. `resolve` turns them into bytes for one card, or drops them where the kernel
+How much some kernels need depends on the card (how many blocks run at once) and changes in jumps with the shape, so one traced step
+cannot hold it for all shapes and cards. The trace holds *numbers* instead: births whose operator begins with `scratch:` and whose size is
+a count of elements, which follows the shape as any other size does. `resolve` turns them into bytes for one card, or drops them where the kernel
 needs nothing.
 """
 
@@ -24,7 +24,7 @@ PREFIX = "scratch:"
 
 @dataclass(frozen=True)
 class Card:
-    """What kernels ask a device for."""
+    """Properties of a device that kernels query."""
 
     multiprocessors: int
     threads: int
@@ -35,7 +35,7 @@ class Card:
 
     @classmethod
     def of(cls, capability: tuple[int, int], multiprocessors: int | None) -> Card:
-        """The card of a compute capability; without a count, that of a middling card."""
+        """The limits of a compute capability; without a count of multiprocessors, that of a mid-range card."""
         limits = multiprocessor(capability)
         return cls(multiprocessors or _USUAL_MULTIPROCESSORS, limits.threads, capability, limits.block_shared_bytes)
 
@@ -44,7 +44,7 @@ _USUAL_MULTIPROCESSORS = 80
 
 
 def scratch_name(rule: str, *facts: int) -> str:
-    """The operator of numbers that `rule` turns into bytes; `facts` do not change with the shape."""
+    """The operator name of numbers that `rule` turns into bytes; `facts` do not depend on the shape."""
     return f"{PREFIX}{rule}:" + ",".join(map(str, facts))
 
 
@@ -127,7 +127,7 @@ def reduction_bytes(
 
 
 def _power_of_two(number: int) -> int:
-    """The largest that is not more."""
+    """The largest power of two that is at most `number`."""
     return 1 << (number.bit_length() - 1) if number > 0 else 1
 
 
@@ -154,7 +154,7 @@ def _embedding(numbers: Sequence[int], facts: Sequence[int], card: Card) -> tupl
         return (0,)
     segments = min(tokens, rows)
     parts = tokens // _EMBEDDING_ROWS + segments
-    # A small table of many tokens has another kernel, which adds up where the sums belong.
+    # A small table with many tokens uses another kernel, which accumulates in place.
     is_small = parts > 4 * rows and rows < 4 * card.multiprocessors
     return ((8 * tokens, 8 * segments, 8 * parts, 8 * parts if is_small else 4 * width * parts)[buffer],)
 
@@ -185,7 +185,7 @@ def _key_splits(rows: int, blocks: int, columns: int) -> int:
 
 
 def _efficient_backward(numbers: Sequence[int], facts: Sequence[int], card: Card) -> tuple[int, ...]:
-    """Where blocks of keys add up their parts of the gradients (mem_eff_attention/kernel_backward.h, `workspace_size`)."""
+    """Buffers in which blocks of keys accumulate their parts of the gradients (mem_eff_attention/kernel_backward.h, `workspace_size`)."""
     heads, queries, keys = numbers
     size, value_size, is_half = facts
     tall, wide, keeps = _efficient_tile(max(size, value_size), bool(is_half), card)
@@ -219,7 +219,7 @@ _LARGE_BLOCK_BYTES = 140 << 10
 
 
 def _foreach_norm(numbers: Sequence[int], _facts: Sequence[int], _card: Card) -> tuple[int, ...]:
-    """One number for each chunk of each tensor, all tensors counted as the largest (ForeachReduceOp.cu); the last norm is that of norms."""
+    """One float per chunk of each tensor; all count as many chunks as the largest (ForeachReduceOp.cu). The last norm is over the norms."""
     largest, norms = numbers
     return (4 * max(0, norms - 1) * -(-largest // _FOREACH_CHUNK),)
 
@@ -228,7 +228,7 @@ _FOREACH_CHUNK = 1 << 16
 
 
 def _warmup(numbers: Sequence[int], facts: Sequence[int], _card: Card) -> tuple[int, ...]:
-    """All that a quantised base will need, taken and given back before it is loaded; the fact is how many times smaller weights become."""
+    """All memory that a quantised base will need, allocated and freed before loading. The fact is the factor by which weights shrink."""
     copies, weights = numbers
     return (copies + weights // facts[0],)
 
@@ -241,4 +241,4 @@ _RULES: dict[str, tuple[int, Callable[[Sequence[int], Sequence[int], Card], tupl
     "flash_forward": (3, _flash_forward),
     "efficient_backward": (3, _efficient_backward),
 }
-"""How many numbers a rule takes, which it turns into as many sizes."""
+"""For each rule, how many numbers it takes; it returns as many sizes."""

@@ -16,7 +16,7 @@ _TRAINS, _FROZEN = "build:trains", "build:frozen"
 
 
 LOADED_COPY, LOADED_WEIGHT = "load:copy", "load:weight"
-"""Operators of what a quantised base's loading holds for a while: tensors that stay as they are, and weights before they are quantised."""
+"""Operators of temporary tensors while a quantised base is loaded: tensors that are not quantised, and weights before quantisation."""
 
 
 def parameter_operator(trains: bool, item_bytes: int) -> str:

@@ -56,7 +56,7 @@ class Timeline:
         trace = walk.trace
         first = first_round_of_second_step(trace)
         places = [trace.places[place] for place in trace.event_places]
-        # On a GPU the step is there twice: the last one counts.
+        # On a GPU the stream contains the step twice: show the last one.
         start = max(
             index
             for index, place in enumerate(places)

@@ -146,7 +146,7 @@ def _threads() -> int:
 
 
 def on_chosen_card(where: Where, index: int, *, is_limited: bool) -> Where:
-    """The GPU of this machine with that index. A given limit counts as far as the card has that much free."""
+    """The GPU of this machine with that index. The limit is at most what is free on the card."""
     from brim.machine.detect import detect
 
     cards = detect().accelerators

@@ -64,7 +64,7 @@ def shard(trace: Trace, parallel: Parallel) -> tuple[Trace, list[int]]:
 
 
 def _as_loaded(trace: Trace) -> Trace:
-    """Without what lives only while the model is loaded: engines cut parameters, however they came."""
+    """Without storages that live only while the model is loaded: engines shard parameters in the same way, however they were loaded."""
     passing = {
         ~event
         for event, place in zip(trace.events, trace.event_places, strict=True)

@@ -104,7 +104,7 @@ class Autocast:
         return torch.autocast("cpu", dtype=self._dtype)
 
     def lower(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments as an operator of the half-precision list takes them."""
+        """The arguments, cast for an operator of the half-precision list."""
         return self._cast_arguments(args, kwargs, self._dtype) if self.is_on else (args, kwargs)
 
     def paused(self) -> contextlib.AbstractContextManager[Any]:
@@ -123,7 +123,7 @@ class Autocast:
         return operator(*args, **kwargs)
 
     def _cast_arguments(self, args: Any, kwargs: Any, to: torch.dtype) -> tuple[Any, Any]:
-        """In the order of the target: torch's wrapper casts where it passes on, and the compiler evaluates the last argument first."""
+        """Cast in the order of the target: torch's wrapper casts in the call, and the compiler evaluates the last argument first."""
         if self._backend == "cpu":
             return tuple(self._cast(value, to) for value in args), {name: self._cast(value, to) for name, value in kwargs.items()}
         named = {name: self._cast(kwargs[name], to) for name in reversed(kwargs)}

@@ -151,17 +151,17 @@ def refuse_other_tasks(task: Task, config: Any) -> None:
 
 
 def kept_in_float32(model: Any, dtype: torch.dtype) -> set[str]:
-    """The modules that a class asks to hold in float32 whatever the weights are in, such as T5's `wo` (modeling_utils.py)."""
-    asked = set(model._keep_in_fp32_modules_strict or ()) if dtype != torch.float32 else set()
+    """Names of modules that a model class keeps in float32 whatever the dtype of the weights, such as T5's `wo` (modeling_utils.py)."""
+    names = set(model._keep_in_fp32_modules_strict or ()) if dtype != torch.float32 else set()
     if dtype == torch.float16:
-        asked |= set(model._keep_in_fp32_modules or ())
-    return asked
+        names |= set(model._keep_in_fp32_modules or ())
+    return names
 
 
 def _keep_in_float32(model: Any, dtype: torch.dtype) -> None:
-    asked = kept_in_float32(model, dtype)
+    kept = kept_in_float32(model, dtype)
     for name, parameter in model.named_parameters():
-        if asked & set(name.split(".")):
+        if kept & set(name.split(".")):
             parameter.data = parameter.data.to(torch.float32)
 
 

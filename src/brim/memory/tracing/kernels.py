@@ -42,7 +42,7 @@ _GROUPED_PRODUCTS = tuple(
 
 
 class Scratch(NamedTuple):
-    """What a kernel takes and gives back, as (operator, sizes): what is held while the result is made, and what comes after that."""
+    """Temporary memory of a kernel, as (operator, sizes): `held` while the result is allocated, and `after` that."""
 
     held: tuple[tuple[str, tuple[int, ...]], ...] = ()
     after: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -75,7 +75,7 @@ def _after(operator: Any, *sizes: int) -> Scratch:
 
 
 def _safe_softmax(arguments: Any, _keywords: Any) -> Scratch:
-    """Which scores are minus infinity, and which rows have no other (aten/src/ATen/native/transformers/attention.cpp)."""
+    """Masks of scores that are minus infinity, and of rows in which all are (aten/src/ATen/native/transformers/attention.cpp)."""
     scores: torch.Tensor = arguments[0]
     return _after(torch.ops.aten._safe_softmax.default, scores.numel(), scores.numel() // scores.shape[-1])
 
@@ -111,17 +111,17 @@ def _split_reduction(tensor: torch.Tensor, dims: Any) -> Scratch:
 
 
 def _coalesced(tensor: torch.Tensor, dims: list[int]) -> list[tuple[int, int]]:
-    """(size, stride) of some dimensions, the smallest stride first, with neighbours in memory joined."""
-    found: list[tuple[int, int]] = []
+    """(size, stride) of these dimensions, the smallest stride first; dimensions that are contiguous are merged."""
+    merged: list[tuple[int, int]] = []
     for dim in sorted(dims, key=lambda dim: tensor.stride(dim)):
         size, stride = tensor.shape[dim], tensor.stride(dim)
         if size == 1:
             continue
-        if found and found[-1][0] * found[-1][1] == stride:
-            found[-1] = found[-1][0] * size, found[-1][1]
+        if merged and merged[-1][0] * merged[-1][1] == stride:
+            merged[-1] = merged[-1][0] * size, merged[-1][1]
         else:
-            found.append((size, stride))
-    return found
+            merged.append((size, stride))
+    return merged
 
 
 def _embedding_backward(arguments: Any, _keywords: Any) -> Scratch:
@@ -261,7 +261,7 @@ def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _aligned(bias: torch.Tensor) -> torch.Tensor:
-    """The memory-efficient kernel wants rows aligned to 16 bytes: others are padded, which copies them."""
+    """The memory-efficient kernel needs rows aligned to 16 bytes: other rows are padded, which copies them."""
     length = bias.shape[-1]
     return F.pad(bias, (0, -length % 8))[..., :length] if length % 8 else bias
 
@@ -361,7 +361,7 @@ class CudaFlash(torch.autograd.Function):
             numbers = batch * heads, length, key.shape[2]
             tracer.transient(numbers, scratch_name("flash_forward", size))
         states = query.new_empty(2, dtype=torch.int64), query.new_empty((), dtype=torch.int64)
-        ctx.save_for_backward(key, query, value, logsumexp, out, *states)  # as torch lets go of them
+        ctx.save_for_backward(key, query, value, logsumexp, out, *states)  # in the order in which torch releases them
         ctx.share = (0.5 if causal else 1.0) / sequences
         note_attention(query, key, (query, key, value, out), share=ctx.share)
         return out
@@ -387,7 +387,7 @@ class CudaFlash(torch.autograd.Function):
         del accumulator
         del row_sums
         del grad
-        # With checkpointing only the names here hold what was saved: as C++ does, the last goes first.
+        # With checkpointing only these names keep the saved tensors alive. As in C++, the last is released first.
         del states, out, logsumexp, value, query, key
         return grad_query, grad_key, grad_value, None, None, None, None
 
@@ -400,7 +400,7 @@ class _CudaEfficient(torch.autograd.Function):
         batch, heads, length, _size = query.shape
         out = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
         logsumexp = query.new_empty(batch, heads, -(-length // 32) * 32, dtype=torch.float32)
-        ctx.save_for_backward(bias, key, query, value, logsumexp, out)  # as torch lets go of them
+        ctx.save_for_backward(bias, key, query, value, logsumexp, out)  # in the order in which torch releases them
         ctx.tracer = tracer
         result: torch.Tensor = out
         note_attention(query, key, (query, key, value, bias, out))
@@ -422,13 +422,13 @@ class _CudaEfficient(torch.autograd.Function):
         workspace = ctx.tracer.take(numbers, rule)
         del row_sums
         ctx.tracer.give(workspace)
-        # With checkpointing only the names here hold what was saved: as C++ does, the last goes first.
+        # With checkpointing only these names keep the saved tensors alive. As in C++, the last is released first.
         del out, logsumexp, value, query, key, bias
         return *grads, grad_bias, None
 
 
 def _row_sums(grad: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Half precision: computed by the kernel itself. Else a product, its sum, and that in another memory order."""
+    """In half precision the kernel itself computes it. Otherwise: a product, its sum, and a copy of that in another memory order."""
     batch, heads, length, _size = grad.shape
     if grad.dtype in HALF:
         return grad.new_empty(batch, heads, length, dtype=torch.float32)

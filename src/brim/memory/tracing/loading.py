@@ -1,10 +1,10 @@
-"""How a model comes onto the card, which leaves holes in the allocator's segments that the training then uses.
+"""How a model is loaded onto the card. Loading leaves gaps in the allocator's segments, which training then uses.
 
 A plain model is moved with `.to(device)`, children before their parents, parameters before buffers. For a quantised base,
-`from_pretrained(quantization_config=...)` (transformers 5) first takes and gives back as much as the whole base will need
+`from_pretrained(quantization_config=...)` (transformers 5) first allocates and frees as much as the whole base will need
 (modeling_utils.py, `caching_allocator_warmup`): one large segment. Then it copies weight by weight, in the order of their names, and
-quantises each as it comes. `prepare_model_for_kbit_training` replaces what is not quantised by float32 copies and empties the cache.
-peft adds its adapters afterwards: each in the dtype of its layer, and, once all are there, float32 copies in their place.
+quantises each at once. `prepare_model_for_kbit_training` replaces tensors that are not quantised by float32 copies and empties the cache.
+peft then adds its adapters: first all in the dtype of their layers, then float32 copies that replace them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ORDER = {
     4: ("weight", "code", "offset", "scales_of_scales", "scales", "code_of_scales"),
     8: ("row_scales", "weight"),
 }
-"""The tensors of a quantised weight as bitsandbytes allocates them (functional.py `quantize_4bit`, nn/modules.py `Int8Params`)."""
+"""Tensors of a quantised weight in the order of their allocation (bitsandbytes: functional.py `quantize_4bit`, nn/modules.py `Int8Params`)."""
 
 
 Visit = Callable[[torch.Tensor], None]
@@ -87,7 +87,7 @@ def _load_quantized(tracer: Tracer, model: nn.Module, go: Visit, adopt: Visit) -
     bits, loaded = layers[0].bits, layers[0].dtype
     named = [(_plain(name), parameter) for name, parameter in model.named_parameters() if "lora_" not in name]
     base: Any = model
-    tied = set(getattr(base, "all_tied_weights_keys", ()))  # the warm-up leaves these out, also where the file has them
+    tied = set(getattr(base, "all_tied_weights_keys", ()))  # the warm-up does not count these, even if the file has them
     kept = kept_in_float32(base, loaded)
     tracer.transient((1,), scratch_name("warmup", 8 * loaded.itemsize // bits))
     copies: dict[int, list[int]] = {}
@@ -107,7 +107,7 @@ def _load_quantized(tracer: Tracer, model: nn.Module, go: Visit, adopt: Visit) -
             continue
         copies[id(parameter)] = tracer.take((parameter.numel() * loaded.itemsize,), operator)
     for name, parameter in named:
-        if name in tied:  # the file has both: they are compared, and not tied if they differ
+        if name in tied:  # the file has both: transformers compares them, and does not tie them if they differ
             tracer.transient((parameter.numel(),), "aten::eq")
     for parameter in model.parameters():
         if id(parameter) in copies:
@@ -119,7 +119,7 @@ def _load_quantized(tracer: Tracer, model: nn.Module, go: Visit, adopt: Visit) -
 
 
 def _load_weight(tracer: Tracer, layer: QuantizedLinear, adopt: Visit) -> list[torch.Tensor]:
-    """A weight of the checkpoint, what it becomes, and what that takes in passing."""
+    """Record a weight of the checkpoint, its quantised tensors and the temporary memory of the quantisation."""
     count = layer.in_features * layer.out_features
     tensors: list[torch.Tensor] = [getattr(layer, name) for name in _ORDER[layer.bits]]
     taken = tracer.take((count * layer.dtype.itemsize,), LOADED_WEIGHT)
@@ -142,10 +142,10 @@ def _load_weight(tracer: Tracer, layer: QuantizedLinear, adopt: Visit) -> list[t
 
 
 def _plain(name: str) -> str:
-    """The name that a parameter has in the checkpoint, where peft's wrappers are not."""
+    """The name of a parameter in the checkpoint, without peft's wrappers."""
     return name.replace("base_model.model.", "").replace(".base_layer", "").replace(".original_module", "")
 
 
 def _natural(name: str) -> list[tuple[int, str | int]]:
-    """Names in the order in which people count: layer 10 after layer 9."""
+    """Sort key for natural order: layer 10 after layer 9."""
     return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"[.]", name)]

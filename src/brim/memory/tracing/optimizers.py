@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from brim.memory.setup import Target
 
-# bitsandbytes/optim/optimizer.py: state is quantised in blocks, and tensors below the first size keep a 32-bit state, and
-# those below the second are not paged.
+# bitsandbytes/optim/optimizer.py: state is quantised in blocks. Tensors below the first size keep a 32-bit state; those below the second
+# are not paged.
 _BNB_BLOCK = 256
 _BNB_SMALLEST = 4096
 _BNB_SMALLEST_PAGED = 100_000
@@ -59,8 +59,8 @@ def make_optimizer(word: Optimizer, parameters: list[torch.nn.Parameter], target
 
 
 class _AdamW(torch.optim.AdamW):
-    """Without its check for the capture of CUDA graphs, which creates a context on the GPU: hundreds of MiB that a trial or a training
-    started by this process could not have.
+    """Without the check for CUDA graph capture, which creates a CUDA context: hundreds of MiB that a trial or a training started by this
+    process could not use.
     """
 
     def _accelerator_graph_capture_health_check(self) -> None: ...
@@ -140,5 +140,5 @@ def _scales(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def _paged(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Paged state lives in unified memory and can leave the device: small states stay, and the scales of the blocks of large ones."""
+    """Paged state is in unified memory and can leave the device. Small states, and the block scales of large ones, stay on the device."""
     return _two_moments_8bit(parameter) if parameter.numel() < _BNB_SMALLEST_PAGED else _scales(parameter)

@@ -67,7 +67,7 @@ class QuantizedLinear(nn.Linear):
             result: torch.Tensor = product.apply(x, self.bias, self)  # type: ignore[no-untyped-call]
             return result
         dtype = x.dtype
-        x = x.to(self.compute_dtype)  # alive until the result is there, and dies after what the result is cast from
+        x = x.to(self.compute_dtype)  # alive until the result exists; freed after the tensor that the result is cast from
         self._cast_bias(self.compute_dtype)
         cast: torch.Tensor = _FourBit.apply(x, self.bias, self).to(dtype)  # type: ignore[no-untyped-call]
         return cast
@@ -143,7 +143,7 @@ class _EightBit(torch.autograd.Function):
 
 
 class _EightBitCuda(_EightBit):
-    """`MatMul8bitLt`: rows of the input are quantised after its outliers were looked for (none are assumed: they are a few columns)."""
+    """`MatMul8bitLt`: rows of the input are quantised after a search for outliers (assumed to find none: they are a few columns)."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, bias: Any, layer: QuantizedLinear) -> torch.Tensor:
@@ -203,7 +203,7 @@ def quantized_layers(model: Any) -> list[tuple[str, Any]]:
 
 
 def _not_converted(model: Any) -> set[str]:
-    """`get_keys_to_not_convert` before weights are tied, as in loading: a tied head is then the last parameter, and not the last layer."""
+    """`get_keys_to_not_convert` before weights are tied, as in loading: a tied head is then the last parameter, not the last layer."""
     from transformers.quantizers.base import get_keys_to_not_convert
 
     kept = set(get_keys_to_not_convert(model))
@@ -247,7 +247,7 @@ def _adapted(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def has_quantized(model: nn.Module) -> bool:
-    """Whether some layer is quantised."""
+    """Whether any layer is quantised."""
     return any(isinstance(module, QuantizedLinear) for module in model.modules())
 
 

@@ -86,7 +86,7 @@ def trace_step(setup: Setup, target: Target, *, whole: bool = True) -> Traced:
 
 
 def _keep_all_layers(model: nn.Module) -> None:
-    """LayerDrop (BART's family) leaves out layers at random: a step that has them all holds the most."""
+    """Turn LayerDrop (the BART family) off: it skips layers at random, and a step with all layers needs the most memory."""
     for module in model.modules():
         if isinstance(getattr(module, "layerdrop", None), float):
             module.layerdrop = 0.0  # type: ignore[assignment]
@@ -189,7 +189,7 @@ class Stage:
             loss = loss / recipe.accumulation
         self._tracer.go("backward", round_, None)
         _backward(loss)
-        # What the graph's nodes still hold (bitsandbytes' 8-bit inputs) dies with the loss, outside of any layer.
+        # Tensors that graph nodes still hold (bitsandbytes' 8-bit inputs) are freed with the loss, outside of any layer.
         self._tracer.go("backward", round_, None)
 
     def _optimize(self, recipe: Recipe, optimizer: Stepper, round_: int) -> None:

@@ -98,7 +98,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.trace.births[number].kind = kind
 
     def adopt_model(self, model: nn.Module, blocks: Sequence[nn.Module], load: Callable[..., None] | None = None) -> None:
-        """Count parameters and buffers of a model, each in its layer; `load` brings them in the order of a card."""
+        """Record parameters and buffers of a model, each in its layer; `load` records them in the order in which a card loads them."""
         layers = {id(tensor): index for index, block in enumerate(blocks) for tensor in (*block.parameters(), *block.buffers())}
 
         def go(tensor: torch.Tensor) -> None:
@@ -124,11 +124,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.give(self.take(sizes, operator))
 
     def take(self, sizes: Iterable[int], operator: str) -> list[int]:
-        """Memory that a kernel takes, until it is given back."""
+        """Record memory that a kernel allocates, until `give` frees it."""
         return self._take(((operator, tuple(sizes)),))
 
     def give(self, taken: Iterable[int]) -> None:
-        """Give back what was taken."""
+        """Free what `take` allocated."""
         for number in taken:
             self._died(number)
 
@@ -199,7 +199,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = self.values.answer(func, args) if func in QUESTIONS else NotImplemented
         if result is NotImplemented:
             result = call(func, args, kwargs)
-        # Clipping takes all norms in one kernel, which has scratch of its own.
+        # Clipping computes all norms in one kernel, whose scratch is recorded separately.
         scratch = self._scratch(func, args, kwargs) if self._scratch and phase != "clip" else None
         held = self._take(scratch.held) if scratch else []
         if phase in _AFTER_BACKWARD:
@@ -218,7 +218,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _pass_through(self, func: Any, args: Any, kwargs: Any) -> None:
-        """What an operator takes and gives back that makes no storage of its own."""
+        """Record the temporary memory of an operator that creates no storage."""
         scratch = self._scratch(func, args, kwargs) if self._scratch else None
         if scratch:
             for number in reversed(self._take((*scratch.held, *scratch.after))):
