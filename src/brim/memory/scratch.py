@@ -2,8 +2,8 @@
 
 How much some kernels need depends on the card (how many blocks run at once) and changes in jumps with the shape, so one traced step
 cannot hold it for all shapes and cards. The trace holds *numbers* instead: births whose operator begins with `scratch:` and whose size is
-a count of elements, which follows the shape as any other size does. `resolve` turns them into bytes for one card, or drops them where the kernel
-needs nothing.
+a count of elements, which follows the shape as any other size does. `resolve` turns them into bytes for one card, or drops them if the
+kernel needs nothing.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _ORDER = {
     4: ("weight", "code", "offset", "scales_of_scales", "scales", "code_of_scales"),
     8: ("row_scales", "weight"),
 }
-"""Tensors of a quantised weight in the order of their allocation (bitsandbytes: functional.py `quantize_4bit`, nn/modules.py `Int8Params`)."""
+"""Tensors of a quantised weight, in allocation order (bitsandbytes: functional.py `quantize_4bit`, nn/modules.py `Int8Params`)."""
 
 
 Visit = Callable[[torch.Tensor], None]
