@@ -160,6 +160,34 @@ def test_an_out_of_memory_error_that_the_script_handles_is_no_failure(work: Path
     assert len(record["out_of_memory"]) >= 3
 
 
+TRIES_SIZES = """
+import subprocess, sys
+trial = '''
+import sys, torch
+model = torch.nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(2):
+    model(torch.empty(int(sys.argv[1]) << 10, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+'''
+fits = [size for size in (64, 1024, 16) if not subprocess.run([sys.executable, "-c", trial, str(size)], stderr=subprocess.DEVNULL).returncode]
+sys.stderr.write(f"FITS {fits}")
+sys.exit(0 if fits else 1)
+"""
+
+
+@pytest.mark.parametrize(("memory", "verdict"), [("3GiB", "fits"), ("500MiB", "out-of-memory")])
+def test_sizes_that_a_command_tries_in_processes_of_their_own_may_run_out_of_memory(
+    work: Path, memory: str, verdict: str
+) -> None:
+    (work / "tries.py").write_text(TRIES_SIZES)
+    fits = verdict == "fits"
+    record, text = emulate(work, "--full", "--memory", memory, "--", sys.executable, "tries.py", code=0 if fits else 1)
+    assert ("FITS [64, 16]" if fits else "FITS []") in text
+    assert record["verdict"] == verdict
+    assert record["out_of_memory"]
+
+
 def test_the_failure_of_a_script_is_its_own(work: Path) -> None:
     record, text = emulate(work, sys.executable, "-c", "import torch; torch.ones(2).cuda() @ torch.ones(3).cuda()", code=1)
     assert record["verdict"] == "failed"
@@ -254,6 +282,31 @@ def test_nothing_is_left_when_brim_is_killed(work: Path) -> None:
     while sessions() - before and time.monotonic() < deadline:
         time.sleep(0.1)
     assert sessions() <= before
+    process.stdout.close()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_processes_that_the_command_started_end_when_brim_is_killed(work: Path) -> None:
+    """Workers of a launcher are in sessions of their own, have environments of their own, and may ignore SIGTERM."""
+    worker = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork(); print(os.getpid(), flush=True); time.sleep(100)"
+    launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {worker!r}], start_new_session=True, env={{}})"
+    line = [sys.executable, "-m", "brim", "emulate", "--gpu", "t4", "--", sys.executable, "-c", launcher]
+    process = subprocess.Popen(line, cwd=work, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    pids = [int(process.stdout.readline()) for _worker in range(2)]
+    assert all(is_running(pid) for pid in pids)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + 30
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(is_running, pids))
     process.stdout.close()
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from brim.emulator.run import masked, verdict_of_processes
+from brim.emulator.run import masked, needed_bytes, verdict_of_processes
 from brim.pictures.emulation_words import hint_of, verdict_of
 from brim.record import Record
 from brim.records.emulations import DevicePeak, Emulation, OutOfMemory
 
 
 def process(**changes: Any) -> dict[str, Any]:
-    return {"uses_cuda": True, "steps": 3, "failures": [], "error": None, "stopped": False, **changes}
+    return {"uses_cuda": True, "steps": 3, "failures": [], "error": None, "stopped": False, "launch": object(), **changes}
 
 
 OOM = {"type": "OutOfMemoryError", "message": "CUDA out of memory. Tried to allocate 2 GiB."}
@@ -33,6 +33,15 @@ OOM = {"type": "OutOfMemoryError", "message": "CUDA out of memory. Tried to allo
         ([process(failures=[{"step": 2}], stopped=True)], 0, "fits"),
         ([process(stopped=True)], 1, "fits"),
         ([process(), process(failures=[{"step": 4}], error=OOM)], 1, "out-of-memory"),
+        # a search for the batch size in processes of their own
+        ([process(steps=0, failures=[{"step": 1}]), process(steps=2), process(steps=1, failures=[{"step": 2}])], 0, "fits"),
+        ([process(steps=0, failures=[{"step": 1}]), process(steps=2, stopped=True)], 0, "fits"),
+        ([process(steps=0, failures=[{"step": 1}], error=OOM), process(steps=2)], 0, "fits"),
+        ([process(steps=0, failures=[{"step": 1}]), process(steps=0)], 0, "out-of-memory"),
+        ([process(steps=0, failures=[{"step": 1}]), process(steps=1, failures=[{"step": 2}])], 0, "out-of-memory"),
+        ([process(steps=0, failures=[{"step": 1}]), process(steps=2)], 1, "out-of-memory"),
+        # two ranks of one launch that leave the loop together
+        ([process(launch=7), process(launch=7, failures=[{"step": 4}])], 0, "out-of-memory"),
         ([process(steps=0)], 0, "no-steps"),
         ([process(uses_cuda=False)], 0, "no-cuda"),
         ([], 0, "no-torch"),
@@ -42,6 +51,16 @@ OOM = {"type": "OutOfMemoryError", "message": "CUDA out of memory. Tried to allo
 )
 def test_the_verdict(processes: list[dict[str, Any]], code: int, verdict: str) -> None:
     assert verdict_of_processes(processes, code) == verdict
+
+
+def test_processes_that_used_a_card_one_after_the_other_do_not_need_it_together() -> None:
+    def used(began: float, ended: float, size: int, **changes: Any) -> dict[str, Any]:
+        return process(began=began, ended=ended, devices=[{"device": 0, "peak_device_bytes": size}], **changes)
+
+    assert needed_bytes([used(0, 5, 10), used(6, 9, 30), used(10, 12, 20)]) == 30
+    assert needed_bytes([used(0, 5, 10), used(1, 9, 30), used(6, 12, 25)]) == 55
+    assert needed_bytes([used(0, 5, 10), used(6, 9, 30, failures=[{"step": 4}])]) == 10
+    assert needed_bytes([]) == 0
 
 
 EMULATION = Emulation(

@@ -76,17 +76,46 @@ _OFFLINE: Final = {
 
 _REAPER: Final = """
 import os, shutil, signal, sys, time
-words = sys.stdin.read().split()
-if "done" not in words:
-    for _ in range(100 if words else 0):
+words, folder = sys.stdin.read().split(), sys.argv[1]
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+def of_the_session():
+    marker = b"BRIM_EMULATE_SESSION=" + os.fsencode(folder)
+    found = {int(word) for word in words}
+    for name in os.listdir("/proc"):
         try:
-            os.kill(int(words[0]), signal.SIGTERM)
-        except OSError:
-            break
+            with open(f"/proc/{name}/environ", "rb") as environ:
+                if marker in environ.read().split(b"\\0"):
+                    found.add(int(name))
+        except (OSError, ValueError):
+            pass
+    return {pid for pid in found - {os.getpid()} if is_running(pid)}
+
+def end(number, seconds):
+    deadline = time.monotonic() + seconds
+    asked = set()
+    while (left := of_the_session()) and time.monotonic() < deadline:
+        for pid in left - asked:
+            try:
+                os.kill(pid, number)
+            except OSError:
+                pass
+        asked |= left
         time.sleep(0.1)
-    shutil.rmtree(sys.argv[1], ignore_errors=True)
+
+if "done" not in words:
+    end(signal.SIGTERM, 10)
+    end(signal.SIGKILL, 10)
+    shutil.rmtree(folder, ignore_errors=True)
 """
-"""Waits until brim has ended. If brim was killed before it said "done": stop the command, remove the folder."""
+"""Waits until brim has ended. If brim was killed before it wrote "done": end all processes of the session, remove the folder.
+They are found by their environment: the workers of a launcher may be in process groups of their own."""
 
 
 def emulate(
@@ -168,7 +197,7 @@ def emulate(
         shapes=_shapes(lead["shapes"]) if lead is not None else (),
         out_of_memory=tuple(_failure(process, failure) for process in ranks for failure in process["failures"]),
         error=next((_error(process) for process in (*ranks, *processes) if process["error"]), None),
-        cards=_cards(card, torch, devices) if verdict == "fits" else (),
+        cards=_cards(card, torch, ranks) if verdict == "fits" else (),
         uncomputed=tuple(sorted({name for process in ranks for name in process["uncomputed"]})),
         written=tuple(dict.fromkeys(path for process in processes for path in process["written"])),
         versions=dict(lead["versions"]) if lead is not None else {},
@@ -288,7 +317,7 @@ def verdict_of_processes(processes: list[dict[str, Any]], exit_code: int, *, int
         return "interrupted"
     # A launcher that fails after its ranks were stopped is not a failure of the training.
     has_stopped = bool(ranks) and all(process["stopped"] for process in ranks)
-    if not has_stopped and any(_ended_by_memory(process) for process in ranks):
+    if not has_stopped and any(_ended_by_memory(process) for process in ranks) and (exit_code or not _has_trained(ranks)):
         return "out-of-memory"
     if exit_code and not has_stopped:
         return "failed"
@@ -297,6 +326,19 @@ def verdict_of_processes(processes: list[dict[str, Any]], exit_code: int, *, int
     if not ranks:
         return "no-cuda"
     return "fits" if any(process["steps"] for process in ranks) else "no-steps"
+
+
+def _has_trained(ranks: list[dict[str, Any]]) -> bool:
+    """Whether one launch completed steps without a rank that memory ended. A command that tries sizes in processes of their own handles the
+    errors of those that did not fit.
+    """
+    launches: dict[Any, list[dict[str, Any]]] = {}
+    for process in ranks:
+        launches.setdefault(process["launch"], []).append(process)
+    return any(
+        any(process["steps"] for process in launch) and not any(_ended_by_memory(process) for process in launch)
+        for launch in launches.values()
+    )
 
 
 def _ended_by_memory(process: dict[str, Any]) -> bool:
@@ -336,12 +378,9 @@ def _shapes(found: list[list[Any]]) -> tuple[SeenShape, ...]:
     )
 
 
-def _cards(emulated: EmulatedCard, torch: TorchBuild, devices: Sequence[DevicePeak]) -> tuple[CardFit, ...]:
-    """Cards of the catalogue that this torch has kernels for, smallest first. Processes that shared a card need its memory together."""
-    together: Counter[int] = Counter()
-    for device in devices:
-        together[device.device] += device.peak_device_bytes
-    needed = max(together.values(), default=0)
+def _cards(emulated: EmulatedCard, torch: TorchBuild, ranks: Sequence[dict[str, Any]]) -> tuple[CardFit, ...]:
+    """Cards of the catalogue that this torch has kernels for, smallest first."""
+    needed = needed_bytes(ranks)
     known = [gpu for gpu in gpus() if gpu.backend == "cuda" and gpu.sm is not None and has_kernels(gpu.sm, torch)]
     return tuple(
         CardFit(
@@ -352,6 +391,18 @@ def _cards(emulated: EmulatedCard, torch: TorchBuild, devices: Sequence[DevicePe
         )
         for gpu in sorted(known, key=lambda gpu: gpu.usable_bytes)
     )
+
+
+def needed_bytes(ranks: Sequence[dict[str, Any]]) -> int:
+    """What one card must hold: processes that used it at the same time need its memory together. Those that memory ended do not count."""
+    kept = [process for process in ranks if not _ended_by_memory(process)]
+    together: Counter[tuple[int, float]] = Counter()
+    for process in kept:
+        for other in kept:
+            if other["began"] <= process["began"] <= other["ended"]:
+                for device in other["devices"]:
+                    together[device["device"], process["began"]] += device["peak_device_bytes"]
+    return max(together.values(), default=0)
 
 
 def _unique(reasons: Sequence[Reason]) -> tuple[Reason, ...]:

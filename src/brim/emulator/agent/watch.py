@@ -47,6 +47,7 @@ class Watch:
         self._error: dict[str, str] | None = None
         self._notes: list[dict[str, Any]] = []
         self._stopped = False
+        self._began = 0.0
 
     @property
     def steps(self) -> int:
@@ -109,6 +110,7 @@ class Watch:
 
     def _on_cuda(self) -> None:
         assert self._peaks is not None
+        self._began = time.monotonic()
         with contextlib.suppress(Exception):  # the cudaMallocAsync backend keeps no history: peaks without owners
             self._peaks.record()
         attach = getattr(self._torch._C, "_cuda_attach_out_of_memory_observer", None)
@@ -297,7 +299,8 @@ class Watch:
                 }
             )  # fmt: skip
         return {
-            "pid": self._pid, "versions": _versions(), "rank": self._rank, "world_size": self._world, "uses_cuda": used,
+            "pid": self._pid, "versions": _versions(), "rank": self._rank, "world_size": self._world, "launch": self._launch(),
+            "uses_cuda": used, "began": self._began, "ended": time.monotonic(),
             "devices": devices, "steps": self.steps, "stopped": self._stopped, "reached": list(self._reached), "longest": self._longest,
             "shapes": [[mode, rows, length, count] for (mode, rows, length), count in self._shapes.items()],
             "failures": self._failures, "error": self._error, "notes": self._notes, "written": list(self._redirected)[:1000],
@@ -308,8 +311,9 @@ class Watch:
         """Leave now, with success, once all ranks are here: nothing of the command runs after its last step."""
         self._stopped = True
         self.write()
-        # Ranks of one launch have the same parent: a second launch in the same session waits for its own ranks.
-        mark = os.path.join(self._session, f"stop-{os.getppid()}-{os.environ.get('MASTER_PORT', '')}")
+        mark = os.path.join(
+            self._session, f"stop-{self._launch()}"
+        )  # a second launch in the same session waits for its own ranks
         if self._world > 1:
             _open(f"{mark}-{self._rank}", "w").close()
             deadline = time.monotonic() + _STOP_SECONDS
@@ -321,6 +325,10 @@ class Watch:
             with contextlib.suppress(Exception):
                 stream.flush()
         os._exit(0)
+
+    def _launch(self) -> str:
+        """The same for all ranks of one launch: they have the same parent. A process that trains alone is a launch of its own."""
+        return f"{os.getppid()}-{os.environ.get('MASTER_PORT', '')}" if self._world > 1 else str(self._pid)
 
     def _caller(self) -> str:
         """`file:line` of the innermost frame outside torch and this agent."""
