@@ -114,8 +114,8 @@ def _load_quantized(tracer: Tracer, model: nn.Module, go: Visit, adopt: Visit) -
             go(parameter)
             adopt(parameter)
             tracer.give(copies[id(parameter)])
-    if copies:  # `prepare_model_for_kbit_training` empties the cache after its casts
-        tracer.transient((EMPTY_CACHE_BYTES,), "empty_cache")
+    # `prepare_model_for_kbit_training` empties the cache, whether it has cast anything or not.
+    tracer.transient((EMPTY_CACHE_BYTES,), "empty_cache")
 
 
 def _load_weight(tracer: Tracer, layer: QuantizedLinear, adopt: Visit) -> list[torch.Tensor]:
@@ -130,6 +130,8 @@ def _load_weight(tracer: Tracer, layer: QuantizedLinear, adopt: Visit) -> list[t
         tracer.give(halves)
     else:
         scales = 4 * layer.scales.numel()
+        if layer.is_transposed:  # the weight of a Conv1D is turned around, and bitsandbytes makes it contiguous
+            taken = [*tracer.take((count * layer.dtype.itemsize,), "aten::contiguous"), *taken]
         taken = [*tracer.take((scales,), "aten::empty"), *taken]
         for tensor in tensors[:3]:
             adopt(tensor)

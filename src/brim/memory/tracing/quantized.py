@@ -54,6 +54,7 @@ class QuantizedLinear(nn.Linear):
         out_features, in_features = weight.shape if isinstance(source, nn.Linear) else reversed(weight.shape)
         nn.Module.__init__(self)
         self.in_features, self.out_features = in_features, out_features
+        self.is_transposed = not isinstance(source, nn.Linear)  # GPT-2's Conv1D
         self.bits, self.compute_dtype, self.dtype, self.backend = bits, compute_dtype, weight.dtype, backend
         self.bias = source.bias  # type: ignore[assignment]
         for name, tensor in _stored(weight, out_features, in_features, bits):
