@@ -122,3 +122,19 @@ def test_a_dense_layer_with_a_bias_and_a_convolution_of_gpt2_are_replaced() -> N
     layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
     assert [(layer.in_features, layer.out_features) for layer in layers[:2]] == [(64, 192), (64, 64)]
     assert trace_step(a_setup("qlora", config=config, length=16), TARGET).trainable_parameters > 0
+
+
+def test_a_convolution_of_gpt2_is_made_contiguous_before_it_is_quantised() -> None:
+    config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 256, "n_positions": 64}
+    copies = {
+        method: [birth.operator for birth in trace_step(a_setup(method, config=config, length=16), TARGET).trace.births].count(
+            "aten::contiguous"
+        )
+        for method in ("qlora", "lora-8bit")
+    }
+    assert copies == {"qlora": 2 * 4, "lora-8bit": 0}  # bitsandbytes quantises to 8 bits from a copy on the host
+
+
+def test_the_cache_is_emptied_also_where_nothing_is_cast() -> None:
+    births = trace_step(a_setup("qlora", precision="fp32"), TARGET).trace.births
+    assert [birth.operator for birth in births].count("empty_cache") == 1
