@@ -217,11 +217,35 @@ def test_writes_are_allowed_on_request(work: Path) -> None:
     assert (work / "out" / "model.pt").stat().st_size > 1000
 
 
-def test_torch_compile_is_refused_by_name(work: Path) -> None:
-    code = "import torch; torch.compile(torch.nn.Linear(4, 4).cuda())(torch.ones(2, 4).cuda())"
-    record, text = emulate(work, sys.executable, "-c", code, code=1)
-    assert "torch.compile is not supported on an emulated card" in text
-    assert [reason["code"] for reason in record["reasons"]] == ["torch-compile"]
+SQUARE = "import torch; x = torch.ones(64, 64).cuda(); "
+UNSUPPORTED = {
+    "torch.compile": ("torch.compile(torch.nn.Linear(64, 64).cuda())(x)", "torch-compile"),
+    "torch.compile of dynamo": ("import torch._dynamo; torch._dynamo.optimize('inductor')(lambda x: x + 1)(x)", "torch-compile"),
+    "cuSOLVER": ("torch.linalg.inv(x)", "no-cusolver"),
+    "cuFFT": ("torch.fft.fft(x)", "no-cufft"),
+    "cuSPARSE": ("i = torch.arange(65).cuda(); torch.sparse_csr_tensor(i, i[:64], x[0]) @ x", "no-cusparse"),
+    "cuDNN": ("torch.backends.cudnn.enabled = True; torch.nn.LSTM(64, 8).cuda()(x)", "no-cudnn"),
+    "CUDA graphs": ("torch.cuda.graph(torch.cuda.CUDAGraph()).__enter__()", "no-cuda-graphs"),
+}
+
+
+@pytest.mark.parametrize(
+    ("feature", "code", "reason"), [(name.split(" of ")[0], *UNSUPPORTED[name]) for name in UNSUPPORTED], ids=UNSUPPORTED
+)
+def test_what_is_not_emulated_is_named_by_the_verdict(work: Path, feature: str, code: str, reason: str) -> None:
+    record, _text = emulate(work, sys.executable, "-c", SQUARE + code, code=1)
+    assert (record["verdict"], record["unsupported"], [reason["code"] for reason in record["reasons"]]) == (
+        "failed",
+        feature,
+        [reason],
+    )
+
+
+def test_a_failure_after_something_unsupported_was_handled_is_another_one(work: Path) -> None:
+    code = "\ntry:\n    torch.linalg.inv(x)\nexcept RuntimeError:\n    {}['batch']"
+    record, _text = emulate(work, sys.executable, "-c", SQUARE + code, code=1)
+    assert (record["unsupported"], record["error"]) == (None, "KeyError: 'batch'")
+    assert [reason["code"] for reason in record["reasons"]] == ["no-cusolver"]
 
 
 BYPASSES = {

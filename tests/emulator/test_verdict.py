@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from brim.emulator.run import masked, needed_bytes, verdict_of_processes
+from brim.emulator.run import masked, needed_bytes, unsupported_feature, verdict_of_processes
 from brim.pictures.emulation_words import hint_of, verdict_of
 from brim.record import Record
 from brim.records.emulations import DevicePeak, Emulation, OutOfMemory
@@ -87,6 +87,8 @@ FAILURE = OutOfMemory(rank=0, device=0, step=2, phase="backward", asked_bytes=2 
         ({"verdict": "out-of-memory", "out_of_memory": (replace(FAILURE, step=1, phase="loading"),)},
          "does not fit: out of memory (loading): 2.00 GiB requested, 512 MiB free (train.py:31)"),
         ({"verdict": "no-cuda"}, "unknown: the command did not use CUDA"),
+        ({"verdict": "failed", "exit_code": 1, "error": "RuntimeError: cusolver error", "unsupported": "cuSOLVER"},
+         "failed: cuSOLVER is not supported on an emulated card"),
         ({"verdict": "failed", "exit_code": 3}, "failed with exit code 3: see its output above"),
     ],
 )  # fmt: skip
@@ -135,3 +137,16 @@ def test_secrets_of_the_command_line_are_not_recorded() -> None:
 def test_the_record_survives_a_round_trip() -> None:
     assert isinstance(EMULATION, Record)
     assert Emulation.from_json(EMULATION.to_json()) == EMULATION
+
+
+def test_what_ended_a_command_and_is_not_emulated_is_found_in_the_errors_of_all_processes() -> None:
+    def failed(*refused: str, message: str = "", notes: tuple[str, ...] = ()) -> dict[str, Any]:
+        error = {"type": "RuntimeError", "message": message} if message else None
+        return process(refused=refused, error=error, notes=[{"code": code} for code in notes])
+
+    worker = failed("cuFFT", "cuSOLVER")
+    assert unsupported_feature([worker, failed(message="Process 0 failed: cusolver error: NOT_INITIALIZED")]) == "cuSOLVER"
+    assert unsupported_feature([worker, failed(message="'batch'")]) is None
+    assert unsupported_feature([worker]) == "cuFFT"
+    assert unsupported_feature([failed(notes=("torch-compile",), message="backend='refuse' raised")]) == "torch.compile"
+    assert unsupported_feature([failed()]) is None

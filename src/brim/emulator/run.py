@@ -166,6 +166,8 @@ def emulate(
         reached_python = any(session.folder.glob("python-*"))
         seconds = time.monotonic() - started
     reasons = [Reason(code=note["code"], values=note["values"]) for process in processes for note in process["notes"]]
+    refused = list(dict.fromkeys(name for process in processes for name in process["refused"]))
+    reasons += [Reason(code=UNSUPPORTED[name]) for name in refused]
     if card.assumption:
         reasons.append(Reason(code="gpu-assumed", values={"text": card.assumption}))
     if not reached_python:
@@ -197,6 +199,7 @@ def emulate(
         shapes=_shapes(lead["shapes"]) if lead is not None else (),
         out_of_memory=tuple(_failure(process, failure) for process in ranks for failure in process["failures"]),
         error=next((_error(process) for process in (*ranks, *processes) if process["error"]), None),
+        unsupported=unsupported_feature(processes) if verdict == "failed" else None,
         cards=_cards(card, torch, ranks) if verdict == "fits" else (),
         uncomputed=tuple(sorted({name for process in ranks for name in process["uncomputed"]})),
         written=tuple(dict.fromkeys(path for process in processes for path in process["written"])),
@@ -349,6 +352,29 @@ def _ended_by_memory(process: dict[str, Any]) -> bool:
     if error is not None:
         return "OutOfMemory" in error["type"] or "out of memory" in error["message"]
     return bool(process["failures"][-1]["step"] > process["steps"])
+
+
+UNSUPPORTED: Final = {
+    "cuSOLVER": "no-cusolver",
+    "cuFFT": "no-cufft",
+    "cuSPARSE": "no-cusparse",
+    "cuDNN": "no-cudnn",
+    "CUDA graphs": "no-cuda-graphs",
+}
+"""What the card refuses (native/blas.c, native/runtime.c), and the code of the remark."""
+_IN_MESSAGES: Final = {"CUDA graphs": "operation not supported"}
+"""How the message of an error shows it, where that is not its name."""
+
+
+def unsupported_feature(processes: list[dict[str, Any]]) -> str | None:
+    """What ended a command that failed, if it is something that is not emulated."""
+    if any(note["code"] == "torch-compile" for process in processes for note in process["notes"]):
+        return "torch.compile"
+    refused = list(dict.fromkeys(name for process in processes for name in process["refused"]))
+    errors = [process["error"]["message"].casefold() for process in processes if process["error"]]
+    if not errors:  # in a child process of multiprocessing: its error is printed, not reported
+        return refused[0] if refused else None
+    return next((name for name in refused if any(_IN_MESSAGES.get(name, name).casefold() in error for error in errors)), None)
 
 
 def _device_peak(process: dict[str, Any], device: dict[str, Any]) -> DevicePeak:

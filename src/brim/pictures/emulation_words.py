@@ -29,6 +29,8 @@ def verdict_of(found: Emulation) -> str:
             where=where,
         )
     if found.verdict == "failed":
+        if found.unsupported:
+            return _("failed: {feature} is not supported on an emulated card").format(feature=printable(found.unsupported))
         if not found.error:
             return _("failed with exit code {code}: see its output above").format(code=found.exit_code)
         return _("failed with exit code {code}: {error}").format(code=found.exit_code, error=printable(found.error))
@@ -126,9 +128,18 @@ def reason_of(reason: Reason) -> str:
             "--longest was ignored for a DataLoader over a {dataset}: it does not shuffle, or it has a batch_sampler."
         ),
         "longest-unknown": _("--longest was ignored for a {dataset}: the lengths of its rows are not known."),
-        "torch-compile": _(
-            "torch.compile is not supported on an emulated card. TORCH_COMPILE_DISABLE=1 runs the same script in eager mode."
+        "torch-compile": _("torch.compile is not emulated. TORCH_COMPILE_DISABLE=1 runs the same script in eager mode."),
+        "no-cusolver": _(
+            "cuSOLVER (decompositions, inverse, eigenvalues) is not emulated. Run these operators on the CPU while BRIM_EMULATED=1 is set."
         ),
+        "no-cufft": _(
+            "cuFFT (torch.fft, torch.stft) is not emulated. Run these operators on the CPU while BRIM_EMULATED=1 is set."
+        ),
+        "no-cusparse": _(
+            "cuSPARSE (sparse CSR tensors) is not emulated. Run these operators on the CPU while BRIM_EMULATED=1 is set."
+        ),
+        "no-cudnn": _("cuDNN is not emulated. Do not set torch.backends.cudnn.enabled = True while BRIM_EMULATED=1 is set."),
+        "no-cuda-graphs": _("CUDA graphs are not emulated. Run without them while BRIM_EMULATED=1 is set."),
         "gpu-assumed": "{text}",
         "one-step": _(
             "In the first step the optimizer has no state yet: later steps may need more memory. Run at least 2 steps."

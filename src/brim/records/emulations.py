@@ -148,6 +148,8 @@ class Emulation(Record):
     """In order; the last one ended the command where the verdict is `out-of-memory`."""
     error: str | None = None
     """The exception that ended the command."""
+    unsupported: str | None = None
+    """What ended the command and is not emulated: `cuSOLVER`, `torch.compile`."""
     cards: tuple[CardFit, ...] = ()
     uncomputed: tuple[str, ...] = ()
     """With `compute`: operators with floating-point results that were not computed."""

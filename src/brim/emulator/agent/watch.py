@@ -22,6 +22,8 @@ from .peaks import Peaks
 _STOP_SECONDS = 60.0
 """How long a rank waits for the others before it stops."""
 _SHAPES = 200
+_MESSAGE = 4000
+_COMPILE_ERRORS = ("BackendCompilerFailed", "InductorError")
 
 
 class Watch:
@@ -251,7 +253,12 @@ class Watch:
 
     def failed(self, error: BaseException) -> None:
         """An exception that nothing caught."""
-        self._error = {"type": type(error).__name__, "message": str(error)[:2000]}
+        if type(error).__name__ in _COMPILE_ERRORS:
+            self.note("torch-compile")
+        message = str(error)
+        # What ended another process may be quoted at the end.
+        shown = message if len(message) <= _MESSAGE else f"{message[: _MESSAGE // 2]} ... {message[-_MESSAGE // 2 :]}"
+        self._error = {"type": type(error).__name__, "message": shown}
         self.write()
 
     def note(self, code: str, **values: Any) -> None:
@@ -304,7 +311,7 @@ class Watch:
             "devices": devices, "steps": self.steps, "stopped": self._stopped, "reached": list(self._reached), "longest": self._longest,
             "shapes": [[mode, rows, length, count] for (mode, rows, length), count in self._shapes.items()],
             "failures": self._failures, "error": self._error, "notes": self._notes, "written": list(self._redirected)[:1000],
-            "uncomputed": _uncomputed(),
+            "uncomputed": _uncomputed(), "refused": _refused(),
         }  # fmt: skip
 
     def _stop(self) -> None:
@@ -367,6 +374,16 @@ def _device_peak(index: int) -> int:
     card = ctypes.CDLL(None)
     card.brim_card_peak.restype = ctypes.c_size_t
     return int(card.brim_card_peak(index))
+
+
+def _refused() -> list[str]:
+    """What the program needed and the card does not have: `cuSOLVER`."""
+    card = ctypes.CDLL(None)
+    card.brim_card_refused.restype = ctypes.c_char_p
+    names: list[str] = []
+    while name := card.brim_card_refused(len(names)):
+        names.append(name.decode())
+    return names
 
 
 def _uncomputed() -> list[str]:

@@ -1,6 +1,7 @@
 /* cuBLAS and cuBLASLt: handles, and one algorithm that needs no workspace. Functions that compute are generated (build.py): they do nothing.
  * The other mathematics libraries are refused where a program first opens them: torch raises the library's own "not initialized". */
 #include "cuda_api.h"
+#include "device.h"
 #include <stdio.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -39,12 +40,9 @@ int cublasLtMatmulAlgoGetHeuristic(void *h, void *op, void *a, void *b, void *c,
     OK;
 }
 
-static int refuse(const char *library, int *told, int status) {
-    if (!(*told)++) fprintf(stderr, "brim: the emulated card has no %s; this operator cannot run on it\n", library);
-    return status;
-}
-static int solver_told, sparse_told, fft_told, dnn_told;
-int cusolverDnCreate(void **h) { *h = NULL; return refuse("cuSOLVER (decompositions, inverse, eigenvalues)", &solver_told, 1); }
-int cusparseCreate(void **h) { *h = NULL; return refuse("cuSPARSE", &sparse_told, 1); }
-int cufftCreate(int *plan) { *plan = 0; return refuse("cuFFT", &fft_told, 5); }
-int cudnnCreate(void **h) { *h = NULL; return refuse("cuDNN", &dnn_told, 1001); }
+static int refuse(const char *library, const char *advice, int status) { refuse_feature(library, advice); return status; }
+static const char *const ON_THE_CPU = "Run this operator on the CPU while BRIM_EMULATED=1 is set.";
+int cusolverDnCreate(void **h) { *h = NULL; return refuse("cuSOLVER", ON_THE_CPU, 1); }
+int cusparseCreate(void **h) { *h = NULL; return refuse("cuSPARSE", ON_THE_CPU, 1); }
+int cufftCreate(int *plan) { *plan = 0; return refuse("cuFFT", ON_THE_CPU, 5); }
+int cudnnCreate(void **h) { *h = NULL; return refuse("cuDNN", "Leave torch.backends.cudnn.enabled off while BRIM_EMULATED=1 is set.", 1001); }

@@ -386,6 +386,23 @@ void fill(void *to, int value, size_t bytes) {
     if (device_of(to) >= 0 && (value == 0 || (bytes > COPY_LIMIT && !computing))) zero(to, bytes); else memset(to, value, bytes);
 }
 
+/* ---- what the card does not have */
+static const char *refused[8];
+static int refused_count;
+
+void refuse_feature(const char *name, const char *advice) {
+    pthread_mutex_lock(&lock);
+    int at = 0;
+    while (at < refused_count && strcmp(refused[at], name)) at++;
+    if (at == refused_count && at < (int)(sizeof refused / sizeof *refused)) {
+        refused[refused_count++] = name;
+        fprintf(stderr, "brim: not supported on an emulated card: %s. %s\n", name, advice);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+const char *brim_card_refused(int index) { return index >= 0 && index < refused_count ? refused[index] : NULL; } /* for the agent */
+
 void trace_line(const char *format, ...) {
     va_list rest;
     va_start(rest, format);

@@ -51,6 +51,8 @@ void lock_session(void);
 void unlock_session(void);
 int is_running(int pid);
 
+void refuse_feature(const char *name, const char *advice); /* the program needs what the card does not have: write it to stderr, once, and keep it */
+
 extern int tracing;
 void trace_line(const char *format, ...) __attribute__((format(printf, 1, 2)));
 #pragma GCC visibility pop

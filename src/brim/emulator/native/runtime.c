@@ -414,8 +414,7 @@ cudaError_t cudaStreamGetCaptureInfo_v3(cudaStream_t s, enum cudaStreamCaptureSt
 }
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) { (void)mode; OK; }
 static cudaError_t no_graphs(void) {
-    static int told;
-    if (!told++) fputs("brim: the emulated card does not capture CUDA graphs; run without them\n", stderr);
+    refuse_feature("CUDA graphs", "Run without them while BRIM_EMULATED=1 is set.");
     return fail(cudaErrorNotSupported);
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mode) { (void)s; (void)mode; return no_graphs(); }
