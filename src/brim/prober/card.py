@@ -1,8 +1,8 @@
-"""A model on a CUDA card, placed as loading a checkpoint places it, but without one.
+"""Load a model onto a CUDA card with the same allocations as loading a checkpoint, but without a checkpoint.
 
-The caching allocator keeps the segments that loading has touched, and training then fills their holes. A trial that allocates its weights
-in another order, or with other temporaries, has other holes; near the limit its largest micro-batch is another one. So a plain model is
-built on the host and moved with `.to(device)`, and a quantised one goes through `from_pretrained`, which reads a sparse file of zeros.
+The caching allocator keeps the segments that loading has used, and training fills the gaps in them. If a trial allocated its weights in
+another order, or with other temporary tensors, the gaps would differ, and near the limit so would its largest micro-batch. So a plain model
+is built on the host and moved with `.to(device)`, and a quantised one is loaded by `from_pretrained` from a sparse file of zeros.
 
 Weights then get values in place: finite ones, because GradScaler skips steps with infinities, and not all zero, because a card computes
 faster with zeros.
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from brim.memory.setup import Setup
 
 _SPREAD: Final = 0.02
-"""Standard deviation of the weights, as most models are initialised."""
+"""Standard deviation of the weights, as in the initialisation of most models."""
 
 
 def load_on_card(setup: Setup, device: str) -> nn.Module:
     """The model of a setup on this card, prepared for training."""
     with refusals():
-        model = _quantized(setup, device) if setup.method in BITS else _moved(setup, device)
+        model = _load_quantized(setup, device) if setup.method in BITS else _build_and_move(setup, device)
     torch.cuda.empty_cache()  # temporaries of the initialisation
     model.train()
     # Adapters are created on the host and follow the layers that they adapt, as in scripts that call peft.
@@ -50,7 +50,7 @@ def load_on_card(setup: Setup, device: str) -> nn.Module:
 
 
 @torch.no_grad()
-def _moved(setup: Setup, device: str) -> Any:
+def _build_and_move(setup: Setup, device: str) -> Any:
     from transformers.initialization import no_init_weights
 
     with no_init_weights():  # host memory that is never written takes no RAM
@@ -64,22 +64,22 @@ def _moved(setup: Setup, device: str) -> Any:
     return model
 
 
-def _quantized(setup: Setup, device: str) -> Any:
+def _load_quantized(setup: Setup, device: str) -> Any:
     from transformers.utils import logging
 
     config = read_config(setup)
     with torch.device("meta"):
         skeleton = model_of_config(setup, config)
-    asked = {"attn_implementation": setup.attention} if setup.attention in {"eager", "sdpa"} else {}
-    quiet: Any = logging
-    quiet.disable_progress_bar()
-    getLogger("bitsandbytes.autograd._functions").setLevel(ERROR)  # it reports the cast of every product
+    attention = {"attn_implementation": setup.attention} if setup.attention in {"eager", "sdpa"} else {}
+    untyped: Any = logging
+    untyped.disable_progress_bar()
+    getLogger("bitsandbytes.autograd._functions").setLevel(ERROR)  # it warns about the cast of every product
     with tempfile.TemporaryDirectory(prefix="brim-") as folder:
         config.save_pretrained(folder)
         write_zeros(Path(folder) / "model.safetensors", skeleton, base_dtype(setup))
         model = automatic_class(setup.task).from_pretrained(
             folder, config=config, dtype=base_dtype(setup), device_map={"": device}, local_files_only=True,
-            quantization_config=_quantization(setup, skeleton), **asked,
+            quantization_config=_quantization(setup, skeleton), **attention,
         )  # fmt: skip
     keep_trainable(model)
     _fill(model)
@@ -92,17 +92,17 @@ def _quantized(setup: Setup, device: str) -> Any:
 
 
 def _quantization(setup: Setup, skeleton: nn.Module) -> Any:
-    """As `brim train` asks for it. A classifier's head trains with the adapters, so it stays whole."""
+    """The settings of `brim train`. A classifier's head trains with the adapters, so it is not quantised."""
     import transformers
 
-    made: Any = transformers.BitsAndBytesConfig
+    config_class: Any = transformers.BitsAndBytesConfig
     skipped = None
     if setup.task == "classification":
         quantized = {name for name, _layer in quantized_layers(skeleton)}
         skipped = [name for name, module in skeleton.named_modules() if isinstance(module, nn.Linear) and name not in quantized]
     if BITS[setup.method] == 8:
-        return made(load_in_8bit=True, llm_int8_skip_modules=skipped)
-    return made(
+        return config_class(load_in_8bit=True, llm_int8_skip_modules=skipped)
+    return config_class(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=compute_dtype(setup), llm_int8_skip_modules=skipped,
     )  # fmt: skip
@@ -110,7 +110,7 @@ def _quantization(setup: Setup, skeleton: nn.Module) -> Any:
 
 @torch.no_grad()
 def _fill(model: nn.Module) -> None:
-    """Random values in place of the zeros, without taking memory."""
+    """Replace the zeros by random values, in place."""
     for name, parameter in model.named_parameters():
         packed: Any = parameter
         if parameter.dtype == torch.uint8:

@@ -157,20 +157,20 @@ def try_here(runner: Runner, exam: Exam) -> Trial:
     subject = cast("Objects | Live", runner.subject)
     device = device_of(runner.device)
     warm_up()
-    told, crash = None, ""
+    report, crash = None, ""
     with unchanged(subject.model, device=device), _limited(runner):
         try:
-            told = examine(subject, exam, runner.device, None, runner.recorded, is_fresh=False)
+            report = examine(subject, exam, runner.device, None, runner.recorded, is_fresh=False)
         except Exception as error:
             if out_of_memory_family(error) is not None:
                 raise
             crash = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
     base["elapsed_seconds"] = round(time.monotonic() - began, 3)
-    if told is None:
+    if report is None:
         from brim.records import Trial
 
         return Trial(verdict="crash", message=crash, **base)
-    return runner.judge(told, base)
+    return runner.judge(report, base)
 
 
 @contextlib.contextmanager

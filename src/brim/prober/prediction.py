@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Bytes of every size: the largest of the steps that a trial runs, with a mask and without, for attention may take another kernel."""
+    """Bytes of every size: the largest of the steps of a trial, with and without a mask, because attention may use a different kernel."""
 
     alone: tuple[Footprint, ...]
     among_others: tuple[Footprint, ...]

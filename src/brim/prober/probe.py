@@ -110,7 +110,7 @@ class Prober:
 
         is_here, device = request.must_run_here(), request.device
         alone = nvml.alone(int(device.partition(":")[2] or 0)) if device.startswith("cuda") and not is_here else {}
-        # Libraries compute on the first GPU that they see, whatever tensors they are given.
+        # Some libraries compute on the first visible GPU, whatever the device of their tensors.
         server: dict[str, Any] = {"server": ForkServer(environment=alone)} if alone else {}
         with Runner(
             subject=request.subject(),
@@ -162,11 +162,11 @@ class Prober:
         needed, budget = found.bytes_of(1), request.budget_bytes
         if needed > _SURELY_TOO_MUCH * budget:
             text = _("{model} needs about {needed} for one sequence of {length} tokens, as predicted; {budget} may be taken.")
-            told = text.format(
+            message = text.format(
                 model=request.name, needed=format_bytes(needed), length=request.longest.length, budget=format_bytes(budget)
             )
             raise OutOfMemoryError(
-                sentences(told, request.others()),
+                sentences(message, request.others()),
                 hint=_("`brim plan` says what would fit: shorter sequences, checkpointing, LoRA, another optimizer."),
             )
 
@@ -215,11 +215,11 @@ class Prober:
             text = _(
                 "{model} does not train here with even one sequence of {length} tokens: out of memory in {phase} ({message})."
             )
-            told = text.format(
+            message = text.format(
                 model=self.request.name, length=last.max_length, phase=last.phase or "?", message=last.message.rstrip(".")
             )
             raise OutOfMemoryError(
-                sentences(told, self.request.others()),
+                sentences(message, self.request.others()),
                 hint=_("`brim plan` says what would fit: shorter sequences, checkpointing, LoRA, another optimizer."),
             )
         raise RunError(

@@ -49,7 +49,7 @@ HEADROOM: Final = {"cpu": 0.02, "cuda": 0.0}
 
 
 SLACK: Final = {"cpu": 0.0, "cuda": 0.15}
-"""Above the limit as reckoned, and tried all the same: CUDA's allocator reserves less when memory is short than when it is not."""
+"""How far a prediction may exceed the limit and still be tried: CUDA's allocator reserves less when memory is short."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class ProbeRequest:
     total_bytes: int | None = None
     """Accelerators: the memory of the whole device, of which the limit is a part."""
     others_bytes: int = 0
-    """Accelerators: what is not free of it, and not held by this process."""
+    """Accelerators: memory that is neither free nor held by this process."""
 
     @property
     def name(self) -> str:
@@ -103,7 +103,7 @@ class ProbeRequest:
         return self.where.limit_bytes - self.margin_bytes
 
     def others(self) -> str:
-        """Which other processes hold memory of the GPU, in a sentence; empty if none do, or if the limit was given."""
+        """A sentence that names other processes with memory on the GPU; empty if there are none, or if the limit was given."""
         if self.is_cpu or self.limit_was_asked or not self.device.startswith("cuda"):
             return ""
         return str(others_here(int(self.device.partition(":")[2] or 0)))
@@ -214,7 +214,7 @@ class ProbeRequest:
         return not self.is_cpu or not can_travel(self.subject())
 
     def modules(self) -> tuple[str, ...]:
-        """What a trial needs beside torch, imported once. What would initialise CUDA is imported by each trial (`Configured.prepare`)."""
+        """Packages besides torch, imported once. Those that initialise CUDA are imported by each trial (`Configured.prepare`)."""
         from brim.prober.subjects import Configured
 
         config = self.question.config
@@ -297,7 +297,7 @@ def read_request(
 
 
 def _find_device(device: str | None, memory: int | str | None, index: int | None) -> tuple[str, Where, int | None, int]:
-    """The name that torch has for it, what may be taken of it, how much it has in all, and how much of that others hold."""
+    """Torch's name of the device, the limit, its total memory and how much of that other processes hold."""
     if device == "cpu":
         if index is not None:
             raise UsageError(_("--device cpu and --gpu-index contradict each other."))
@@ -316,7 +316,7 @@ def _find_device(device: str | None, memory: int | str | None, index: int | None
         raise UsageError(_("There is no GPU {index} here; there are: {known}.").format(index=index, known=known))
     where = find_where(None, memory, "cuda")
     assert where is not None
-    # What this process holds already, a live module and its context, is part of what a trial takes.
+    # What this process already holds (a live module, its context) is available to a trial.
     free = chosen.free_bytes + own_bytes(chosen.index) if chosen.free_bytes else chosen.total_bytes
     where = replace(where, gpu=chosen.gpu, limit_bytes=free if memory is None else min(where.limit_bytes, free))
     return f"{_backend(chosen.gpu.backend)}:{chosen.index}", where, chosen.total_bytes, chosen.total_bytes - free

@@ -100,7 +100,7 @@ def _path(request: ProbeRequest) -> Path:
         "processor": host().processor,
         "cores": host().cores,
         "environment": {name: os.environ.get(name) for name in _THREADS},
-        "emulated": os.environ.get("BRIM_CARD"),  # times of an emulated card are no card's
+        "emulated": os.environ.get("BRIM_CARD"),  # times on an emulated card are not those of a real one
         "objective": request.objective,
         "effective_batch": request.effective_batch,
         "start": request.start,

@@ -23,7 +23,7 @@ from brim.machine.budget import ForkServer
 from brim.machine.device import Device
 from brim.prober.promise import Promise
 from brim.prober.subjects import Subject
-from brim.prober.trial import Exam, Notes, Point, Told, examine, survey, warm_up
+from brim.prober.trial import Exam, Notes, Point, TrialReport, examine, survey, warm_up
 from brim.records import ShapePoint, Trial
 from brim.sizes import MIB
 
@@ -88,7 +88,7 @@ class Runner:
             return
 
         def start() -> None:
-            with contextlib.suppress(Exception):  # told by the first trial
+            with contextlib.suppress(Exception):  # reported by the first trial
                 self.server.run(_nothing, preload=self.modules)
 
         threading.Thread(target=start, daemon=True).start()
@@ -126,51 +126,51 @@ class Runner:
         """The CPU's budget without what was there before it began."""
         return None if self.memory_bytes is None else max(1, self.memory_bytes - self.loaded_bytes)
 
-    def judge(self, told: Told, base: dict[str, Any]) -> Trial:
+    def judge(self, report: TrialReport, base: dict[str, Any]) -> Trial:
         """The verdict on an exam whose process lived to tell."""
-        if told.refusal is not None:
-            message, hint = told.refusal
+        if report.refusal is not None:
+            message, hint = report.refusal
             raise UsageError(message, hint=hint or None)
         size, loaded = base["micro_batch"], self.loaded_bytes
-        self.gradient_bytes = told.gradient_bytes or self.gradient_bytes
+        self.gradient_bytes = report.gradient_bytes or self.gradient_bytes
         facts: dict[str, Any] = {
             **base,
-            "steps": told.steps,
-            "peak_allocated_bytes": told.allocated_bytes + loaded,
-            "peak_reserved_bytes": told.reserved_bytes + loaded,
-            "peak_device_bytes": told.device_bytes + loaded,
-            "one_sequence_bytes": told.one_sequence_bytes + loaded if told.one_sequence_bytes else None,
-            "allocator_retries": told.retries,
+            "steps": report.steps,
+            "peak_allocated_bytes": report.allocated_bytes + loaded,
+            "peak_reserved_bytes": report.reserved_bytes + loaded,
+            "peak_device_bytes": report.device_bytes + loaded,
+            "one_sequence_bytes": report.one_sequence_bytes + loaded if report.one_sequence_bytes else None,
+            "allocator_retries": report.retries,
         }
-        if told.phase is not None:
-            return Trial(verdict="out-of-memory", phase=told.phase, message=told.message, **facts)
-        self.is_exact = self.is_exact and told.is_exact
+        if report.phase is not None:
+            return Trial(verdict="out-of-memory", phase=report.phase, message=report.message, **facts)
+        self.is_exact = self.is_exact and report.is_exact
         # The first of the full size still waits for pages and for kernels to be chosen.
-        computing, updating = min(told.micro_batch_seconds[1:] or told.micro_batch_seconds), median(told.update_seconds)
+        computing, updating = min(report.micro_batch_seconds[1:] or report.micro_batch_seconds), median(report.update_seconds)
         promise = self.promise
         facts |= {
             "micro_batch_seconds": computing,
             "update_seconds": updating,
             "step_seconds": promise.step_seconds(size, computing, updating),
-            "wait_seconds": promise.step_seconds(size, told.wait_seconds, 0.0),
+            "wait_seconds": promise.step_seconds(size, report.wait_seconds, 0.0),
             "tokens_per_second": promise.tokens_per_second(size, computing, updating),
         }
-        trouble = self._thrashing(told, size, computing)
+        trouble = self._thrashing(report, size, computing)
         if trouble:
             return Trial(verdict="thrashing", message=trouble, **facts)
-        self._offset = told.device_bytes - told.resident_bytes + loaded
+        self._offset = report.device_bytes - report.resident_bytes + loaded
         return Trial(verdict="ok", **facts)
 
-    def _thrashing(self, told: Told, size: int, computing: float) -> str:
-        """A size that runs by giving memory back and forth does not fit: it only takes longer to say so."""
-        if told.late_retries:
-            return _("The allocator had to give cached memory back {count} times to go on.").format(count=told.retries)
-        if told.swapped_bytes > _LEAST_SWAPPED:
-            return _("{size:.0f} MiB of the process went into the host's swap.").format(size=told.swapped_bytes / MIB)
+    def _thrashing(self, report: TrialReport, size: int, computing: float) -> str:
+        """Why a size that ran does not fit: memory was released and allocated again in every step. Empty if it fits."""
+        if report.late_retries:
+            return _("The allocator had to free cached memory {count} times.").format(count=report.retries)
+        if report.swapped_bytes > _LEAST_SWAPPED:
+            return _("The host swapped out {size:.0f} MiB of the process.").format(size=report.swapped_bytes / MIB)
         each = computing / (size * self.promise.tokens_per_sequence)
         if not self.device.startswith("cpu") and self._fastest is not None and each > _CLIFF * self._fastest:
             return _(
-                "A token takes {factor:.1f} times as long as at a smaller size: memory of the host stands in for the device's."
+                "A token takes {factor:.1f} times as long as at a smaller size: host memory is used in place of device memory."
             ).format(factor=each / self._fastest)
         self._fastest = min(each, self._fastest or each)
         return ""

@@ -40,7 +40,7 @@ class Aim:
     headroom: float = 0.0
     """What a process is known to take beyond the prediction, as a share."""
     slack: float = 0.0
-    """Share of the limit by which a size may be above it as reckoned, and run all the same: a caching allocator gives back when it must."""
+    """Share of the limit by which a prediction may exceed it and the size is still tried: a caching allocator frees memory when it must."""
 
 
 def next_size(aim: Aim, trials: Sequence[Trial]) -> int | None:

@@ -33,12 +33,12 @@ class Configured:
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """What it needs beside transformers. Importing them may initialise CUDA: peft imports bitsandbytes, which asks for the card."""
+        """Packages besides transformers. Importing them may initialise CUDA: peft imports bitsandbytes, which queries the card."""
         is_quantized = self.setup.method in {"qlora", "lora-8bit"} or self.setup.optimizer.endswith("8bit")
         return (*(("peft",) if self.setup.method != "full" else ()), *(("bitsandbytes",) if is_quantized else ()))
 
     def prepare(self) -> None:
-        """Import them, before the limit is set."""
+        """Import the packages before the limit is set."""
         import contextlib
         import importlib
 
@@ -76,7 +76,7 @@ class Factory(OwnModule):
         from brim.errors import BrimError
         from brim.workload.resolve import find_model
 
-        with contextlib.suppress(BrimError):  # told when it is built
+        with contextlib.suppress(BrimError):  # reported when it is built
             find_model(self.given).build("meta")
 
     def build(self, device: str) -> Trainee:
@@ -87,7 +87,7 @@ class Factory(OwnModule):
         from brim.workload.resolve import find_model
 
         torch.manual_seed(0)
-        # On a card as `brim train` puts it there: the order of the allocations decides what fits near the limit.
+        # Moved to the card as `brim train` does: the order of allocations decides what fits near the limit.
         built = find_model(self.given).build("cpu" if device.startswith("cuda") else device)
         return trainee_of(built.to(device), self, device)
 

@@ -148,7 +148,7 @@ def configured(setup: Setup, device: str) -> Trainee:
 
 
 def _built(setup: Setup, device: str) -> nn.Module:
-    """As training builds it: with the package flash-attn itself, where a trace has a stand-in for it."""
+    """Build the model as training does: with the package flash-attn, for which a trace uses a stand-in."""
     attends = replace(setup, attention=None) if setup.attention == "flash2" else setup
     is_quantized = setup.method in {"qlora", "lora-8bit"}
     if torch.device(device).type == "cuda":
@@ -156,7 +156,7 @@ def _built(setup: Setup, device: str) -> nn.Module:
             _bitsandbytes()
         model = load_on_card(attends, device)
     else:
-        # Quantised on the host, layer by layer, as weights are that come from a file: only what is left of it counts.
+        # Quantised on the host layer by layer, like weights that are read from a file: only the quantised weights count.
         with _without_limit() if is_quantized else contextlib.nullcontext():
             model = build_model(attends, device=device, quantizer=quantize if is_quantized else None)
     if setup.attention == "flash2":

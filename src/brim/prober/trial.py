@@ -1,13 +1,13 @@
 """One trial, in the child process: train one size and measure what it takes.
 
 The order comes from sizes that failed in training after a search had called them good. First, optimizer steps of the full size with the
-longest sequences: without a mask and with one (attention may take another kernel), and next to the gradients of another micro-batch if the
-step accumulates. Then mixed lengths, which fragment the allocator's memory, a batch of evaluation, and a save. Nothing is released in
+longest sequences: without a mask and with one (attention may use a different kernel), and next to the gradients of another micro-batch if
+the step accumulates. Then mixed lengths, which fragment the allocator's memory, a batch of evaluation, and a save. Nothing is released in
 between, as nothing would be in training.
 
 On the CPU a step of one sequence comes first and creates the optimizer's state; where steps are short, more steps follow, because the heap
 may grow for a while. On CUDA the first step already has the full size. The caching allocator keeps the segments of every step: a small
-first step would leave segments that a run starting with a full batch does not have, and its largest size is then another one.
+first step would leave segments that a run starting with a full batch does not have, and the largest size would differ.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class Exam:
     soak_seconds: float = 1.0
     """Steps of the full size go on for so long: where they are short, some more of them cost nothing."""
     budget_bytes: int | None = None
-    """CUDA: what the process may take of the device, with its context; None: all of it."""
+    """CUDA: what the process may use of the device, context included; None: all of it."""
     others_bytes: int = 0
-    """Accelerators: what other processes hold of the device, where they cannot be asked: it is not ours to count."""
+    """Accelerators: what other processes hold of the device, used if the driver does not report it; it does not count for the trial."""
 
 
 @dataclass(frozen=True)
-class Told:
-    """What the child tells of an exam, passed or failed."""
+class TrialReport:
+    """What the child process measured in an exam, passed or failed."""
 
     phase: Phase | None = None
     """Where memory ran out; None: it did not."""
@@ -85,7 +85,7 @@ class Told:
     gradient_bytes: int = 0
     retries: int = 0
     late_retries: int = 0
-    """Retries of the allocator that went on when steps of the full size were repeated."""
+    """Retries of the allocator that still occurred when steps of the full size were repeated."""
     swapped_bytes: int = 0
     refusal: tuple[str, str] | None = None
     """A mistake of the user's, in words, and what to do about it."""
@@ -139,19 +139,19 @@ class Meter:
         return max(0, limit - self._data) if limit is not None else sys.maxsize
 
     def read(self) -> dict[str, Any]:
-        """As fields of `Told`."""
+        """As fields of `TrialReport`."""
         reading = self._device.read()
-        told = {"retries": reading.allocator_retries - self._retries, "swapped_bytes": reading.swapped_bytes}
+        common = {"retries": reading.allocator_retries - self._retries, "swapped_bytes": reading.swapped_bytes}
         if self._is_cpu:
             resident = max(0, (child.peak_resident_bytes() or 0) - self._resident)
             peak = child.peak_data_bytes() if self._is_fresh else 0
             is_exact = peak > self._old_peak
             data = peak - self._data if is_exact else min(resident, self._room())
-            told["is_exact"] = is_exact
-            return {**told, "allocated_bytes": data, "reserved_bytes": data, "device_bytes": data, "resident_bytes": resident}
+            common["is_exact"] = is_exact
+            return {**common, "allocated_bytes": data, "reserved_bytes": data, "device_bytes": data, "resident_bytes": resident}
         beyond, peak = beyond_allocator(self._device, reading, self._others), reading.peak_reserved_bytes
         return {
-            **told,
+            **common,
             "allocated_bytes": reading.peak_allocated_bytes,
             "reserved_bytes": peak,
             "device_bytes": peak + beyond,
@@ -160,7 +160,7 @@ class Meter:
 
 
 def beyond_allocator(device: Device, reading: Reading, others_bytes: int) -> int:
-    """What this process holds of the device beyond the allocator's segments: the context, workspaces of libraries."""
+    """What this process holds on the device besides the allocator's segments: the context and workspaces of libraries."""
     others = others_on(device)
     held_by_others = others.used_bytes if others.is_exact else others_bytes
     return max(0, reading.total_bytes - reading.free_bytes - reading.reserved_bytes - held_by_others)
@@ -168,7 +168,7 @@ def beyond_allocator(device: Device, reading: Reading, others_bytes: int) -> int
 
 @contextlib.contextmanager
 def limited(device: Device, name: str, exam: Exam) -> Iterator[None]:
-    """Under the exam's budget. The allocator's own limit counts its segments only, so the context comes off."""
+    """Limit the process to the exam's budget. The allocator's own limit counts its segments only, so the context is subtracted."""
     if exam.budget_bytes is None:
         yield
         return
@@ -222,7 +222,7 @@ def examine(
     device: Device | None = None,
     *,
     is_fresh: bool = True,
-) -> Told:
+) -> TrialReport:
     """Build, and let the size pass its exam or run out of memory. Every other error is the caller's to judge.
 
     `is_fresh`: this process was made for the exam, and has no past that its peaks could tell of.
@@ -238,12 +238,12 @@ def examine(
         failure = failure_of(error, examiner.notes.phase)
         if failure is None:
             if isinstance(error, UsageError | UnsupportedError):
-                return Told(refusal=(error.message, error.hint or ""))
+                return TrialReport(refusal=(error.message, error.hint or ""))
             raise
         words = " ".join(str(error).split()) or type(error).__name__
         release(error, device)
-        return examiner.told(phase=failure.phase, message=words[:400])
-    return examiner.told()
+        return examiner.report(phase=failure.phase, message=words[:400])
+    return examiner.report()
 
 
 class _Examiner:
@@ -258,8 +258,8 @@ class _Examiner:
         self._gradient_bytes = 0
         self._late_retries = 0
 
-    def told(self, **more: Any) -> Told:
-        return Told(
+    def report(self, **more: Any) -> TrialReport:
+        return TrialReport(
             steps=self.notes.steps,
             micro_batch_seconds=tuple(self._computing),
             update_seconds=tuple(self._updating),
@@ -316,7 +316,7 @@ class _Examiner:
         return [replace(exam.longest, sequences=exam.first or full.sequences), full] if exam.accumulates else [full]
 
     def _settle(self, trainee: Trainee) -> None:
-        """Segments that earlier steps left may be released once. Only retries that go on when steps are repeated are thrashing."""
+        """Segments of earlier steps may be released once. Only retries that still occur when steps are repeated are thrashing."""
         retries = self._late_retries = self._meter.read()["retries"]
         for _round in range(_SETTLING_ROUNDS):
             if not self._late_retries:
