@@ -79,7 +79,7 @@ def test_a_script_run_to_its_end_has_the_peaks_it_prints_itself_and_leaves_no_fi
     record, text = emulate(work, "--full", "--", sys.executable, script)
     equal_peaks(record, text)
     assert contents(work) == before
-    assert (record["verdict"], record["steps"], record["stopped"]) == ("fits", record["steps"], False)
+    assert (record["verdict"], record["stopped"], record["reasons"]) == ("fits", False, [])
     assert record["devices"][0]["peak_device_bytes"] >= record["devices"][0]["peak_reserved_bytes"] + record["context_bytes"]
 
 
@@ -193,6 +193,20 @@ def test_the_failure_of_a_script_is_its_own(work: Path) -> None:
     assert record["verdict"] == "failed"
     assert record["error"].startswith("RuntimeError")
     assert "RuntimeError" in text
+
+
+def test_a_record_notes_shapes_that_depend_on_floats(work: Path) -> None:
+    code = "import torch; x = torch.randn(64, 64).cuda(); y = x @ x; print(y[y > 0.5].shape)"
+    record, _text = emulate(work, sys.executable, "-c", code)
+    assert record["reasons"] == [{"code": "uncomputed-shapes", "values": {"operators": "nonzero"}}]
+
+
+def test_a_token_beyond_the_vocabulary_ends_the_command(work: Path) -> None:
+    code = "import tiny, torch; model = tiny.model(vocab_size=100).cuda(); model(input_ids=torch.full((2, 8), 100).cuda())"
+    record, _text = emulate(work, sys.executable, "-c", code, code=1)
+    assert record["error"].startswith(
+        "AcceleratorError: CUDA error: device-side assert triggered (embedding or index_select: index 100 is out of"
+    )
 
 
 @pytest.mark.parametrize(

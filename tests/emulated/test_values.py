@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.emulated.conftest import RunOnCard
 
@@ -125,13 +127,160 @@ def test_routers_spread_tokens_over_the_experts(on_card: RunOnCard) -> None:
     assert done.result == [[128] * 8, True]
 
 
-def test_an_operator_that_fails_on_the_host_does_not_fail_on_the_card(on_card: RunOnCard) -> None:
+def test_a_mask_of_random_floats_has_the_shape_of_a_real_one(on_card: RunOnCard) -> None:
     done = on_card(
         """
-        import torch
+        import torch, brim_card
 
-        indices = torch.tensor([0, 99], device="cuda")
-        result = list(torch.arange(4, device="cuda")[indices].shape)  # an assertion inside a kernel, on a real card
+        rows = torch.zeros(64, 256, device="cuda")
+        kept = rows[torch.rand(64, 256, device="cuda") > 0.25].numel() / rows.numel()
+        # the masks of a language model, as the collator of transformers makes them
+        chances = torch.full((64, 256), 0.15, device="cuda")
+        special = torch.zeros(64, 256, dtype=torch.bool, device="cuda")
+        special[:, 0] = True
+        chances.masked_fill_(special, 0.0)
+        masked = torch.bernoulli(chances).bool()
+        weights = torch.zeros(64, 256, device="cuda")
+        weights[:, :3] = 1
+        result = [kept, masked.nonzero().shape[0] / rows.numel(), masked[:, 0].any().item(), weights.nonzero().shape[0], brim_card.uncomputed_shapes()]
         """
     )
-    assert done.result == [2]
+    kept, masked, *rest = done.result
+    assert abs(kept - 0.75) < 0.02
+    assert abs(masked - 0.15) < 0.02
+    assert rest == [False, 192, []]
+
+
+def test_shapes_that_depend_on_floats_that_were_not_computed_are_noted(on_card: RunOnCard) -> None:
+    done = on_card(
+        """
+        import torch, brim_card
+
+        seen = []
+
+        def note(*_results):
+            seen.append(brim_card.uncomputed_shapes())
+
+        x = torch.randn(8, 512, device="cuda") @ torch.randn(512, 512, device="cuda")
+        ids = torch.randint(9, (8, 512), device="cuda")
+        experts = x.softmax(-1).topk(2).indices  # spread evenly
+        note(
+            torch.isfinite(x).all().item(), x[~torch.isnan(x)], x.mean()[~x.mean().isnan()], x[ids > 3], ids.unique(), (experts == 3).nonzero(),
+            x[torch.isfinite(x)], torch.equal(x, x), (x > 0).any().item(), x.flatten()[:7].to(torch.bool).all(),
+        )
+        note((x > 0).nonzero())
+        note(x.argmax(-1).unique())
+        note(x.masked_select((x.sum(-1) > 0.5).logical_or(ids[:, 0] > 100)[:, None]))
+        result = seen
+        """
+    )
+    assert done.result == [[], ["nonzero"], ["nonzero", "unique"], ["masked_select", "nonzero", "unique"]]
+
+
+OUT_OF_RANGE = """
+        import torch
+
+        table = torch.nn.Embedding(100, 64).cuda()
+        logits = torch.randn(64, 10, device="cuda")
+        hidden = logits @ torch.randn(10, 300, device="cuda")
+
+        def error(call, *given):
+            try:
+                call(*given)
+            except RuntimeError as error:
+                return str(error).partition("(")[2].rstrip(")") if "CUDA error: device-side assert triggered" in str(error) else str(error)
+
+        def index(*numbers):
+            return torch.tensor(numbers, device="cuda")
+
+        def put(at):
+            logits[at] = 1.0
+
+        cross_entropy = torch.nn.functional.cross_entropy
+"""
+
+
+def test_an_index_out_of_range_is_the_assertion_of_a_kernel(on_card: RunOnCard) -> None:
+    done = on_card(
+        OUT_OF_RANGE
+        + """
+        result = [
+            error(table, index(5, 100)), error(table, index(5, -1)), error(table, index(5, 99) + 1), error(cross_entropy, logits, index(10).expand(64)),
+            error(cross_entropy, logits.view(4, 10, 16), torch.full((4, 16), -1).cuda()), error(logits.gather, 1, index(10).view(1, 1)),
+            error(lambda: logits[:, index(3, -11)]), error(put, index(64)), error(lambda: torch.arange(4, device="cuda")[index(0, 99)]),
+            error(logits.scatter_, 0, index(64).view(1, 1), 1.0), error(torch.nn.functional.embedding_bag, index(100).view(1, 1), table.weight),
+        ]
+        """
+    )
+    expected = [
+        ("embedding or index_select", 100, 100), ("embedding or index_select", -1, 100), ("embedding or index_select", 100, 100),
+        ("cross entropy or nll_loss", 10, 10), ("cross entropy or nll_loss", -1, 10), ("gather", 10, 10), ("index", -11, 10),
+        ("index_put", 64, 64), ("index", 99, 4), ("scatter_", 64, 64), ("embedding_bag", 100, 100),
+    ]  # fmt: skip
+    assert done.result == [f"{name}: index {index} is out of range for size {size}" for name, index, size in expected]
+
+
+def test_indices_that_were_not_computed_raise_nothing(on_card: RunOnCard) -> None:
+    """Nor do the indices that torch allows: negative ones, and the label that the loss ignores."""
+    done = on_card(
+        OUT_OF_RANGE
+        + """
+        tokens = hidden.argmax(-1)
+        uninitialised = torch.empty(64, dtype=torch.long, device="cuda")
+        large = torch.full((1 << 23,), 500, device="cuda")
+        result = [
+            error(table, tokens - 1), error(table, uninitialised - 1), error(table, torch.bucketize(hidden, hidden[0, :5]) + 200),
+            error(cross_entropy, logits, tokens + 20), error(logits.gather, 1, (tokens - 1)[:, None]), error(table.weight.index_select, 0, large),
+            error(cross_entropy, logits, torch.full((64,), -100).cuda()), error(lambda: logits[index(-1, -64), :3]), error(lambda: logits[logits > 0]),
+        ]
+        """
+    )
+    assert done.result == [None] * 9
+
+
+@pytest.mark.parametrize("settings", ["", "expandable_segments:True"])
+def test_reused_memory_reads_as_zeros(on_card: RunOnCard, settings: str) -> None:
+    """Whatever was written into it: values of the host, copies, results that were computed. A new tensor is as if it came fresh from the card."""
+    done = on_card(
+        """
+        import random, torch
+
+        random.seed(1)
+        left, kept = [], []
+        side = torch.cuda.Stream()
+        pool = torch.cuda.MemPool()
+
+        def fresh(size, kind):
+            if kind == 0:
+                return torch.empty(size, device="cuda")
+            if kind == 1:
+                return torch.empty_strided((size // 2, 2), (1, size // 2), device="cuda")
+            if kind == 2:
+                return torch.empty(0, device="cuda").resize_(size)
+            if kind == 3:
+                with torch.cuda.stream(side):
+                    return torch.empty(size, device="cuda")
+            if kind == 4:
+                with torch.cuda.use_mem_pool(pool):
+                    return torch.empty(size, device="cuda")
+            x = torch.empty(size, device="cuda")
+            x.untyped_storage().resize_(0)
+            x.untyped_storage().resize_(4 * size)
+            return x
+
+        for turn in range(1500):
+            size = random.choice([2, 100, 256, 1000, 4096, 5000, 70000, 600000])
+            x = fresh(size, random.randrange(6))
+            if x.cpu().any():
+                left.append([turn, size])
+            x.view(-1)[: size // 2 * 2].copy_(torch.ones(size // 2 * 2)) if x.is_contiguous() else x.fill_(3)
+            kept.append(x)
+            if len(kept) > 8:
+                kept.pop(random.randrange(8))
+            if turn % 100 == 0:
+                torch.cuda.empty_cache()
+        result = left
+        """,
+        env={"PYTORCH_ALLOC_CONF": settings},
+    )
+    assert done.result == []

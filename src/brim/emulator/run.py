@@ -165,15 +165,18 @@ def emulate(
         processes = _reports(session.folder)
         reached_python = any(session.folder.glob("python-*"))
         seconds = time.monotonic() - started
+    ranks = [process for process in processes if process["uses_cuda"]]
     reasons = [Reason(code=note["code"], values=note["values"]) for process in processes for note in process["notes"]]
     refused = list(dict.fromkeys(name for process in processes for name in process["refused"]))
     reasons += [Reason(code=UNSUPPORTED[name]) for name in refused]
+    shapes = sorted({name for process in ranks for name in process["uncomputed_shapes"]})
+    if shapes:
+        reasons.append(Reason(code="uncomputed-shapes", values={"operators": ", ".join(shapes)}))
     if card.assumption:
         reasons.append(Reason(code="gpu-assumed", values={"text": card.assumption}))
     if not reached_python:
         reasons.append(Reason(code="no-agent"))
     verdict = verdict_of_processes(processes, exit_code, interrupted=bool(interruptions))
-    ranks = [process for process in processes if process["uses_cuda"]]
     devices = tuple(_device_peak(process, device) for process in ranks for device in process["devices"])
     lead = ranks[0] if ranks else None
     if verdict == "fits" and any(process["stopped"] and process["steps"] == 1 for process in ranks):

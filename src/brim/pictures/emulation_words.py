@@ -129,6 +129,9 @@ def reason_of(reason: Reason) -> str:
         ),
         "longest-unknown": _("--longest was ignored for a {dataset}: the lengths of its rows are not known."),
         "torch-compile": _("torch.compile is not emulated. TORCH_COMPILE_DISABLE=1 runs the same script in eager mode."),
+        "uncomputed-shapes": _(
+            "The shapes of some tensors depend on values that were not computed ({operators}). A real run may need more or less memory."
+        ),
         "no-cusolver": _(
             "cuSOLVER (decompositions, inverse, eigenvalues) is not emulated. Run these operators on the CPU while BRIM_EMULATED=1 is set."
         ),

@@ -311,7 +311,7 @@ class Watch:
             "devices": devices, "steps": self.steps, "stopped": self._stopped, "reached": list(self._reached), "longest": self._longest,
             "shapes": [[mode, rows, length, count] for (mode, rows, length), count in self._shapes.items()],
             "failures": self._failures, "error": self._error, "notes": self._notes, "written": list(self._redirected)[:1000],
-            "uncomputed": _uncomputed(), "refused": _refused(),
+            "uncomputed": _from_card("uncomputed"), "uncomputed_shapes": _from_card("uncomputed_shapes"), "refused": _refused(),
         }  # fmt: skip
 
     def _stop(self) -> None:
@@ -386,9 +386,10 @@ def _refused() -> list[str]:
     return names
 
 
-def _uncomputed() -> list[str]:
+def _from_card(name: str) -> list[str]:
+    """What a function of `brim_card` returns, where that is loaded."""
     card = sys.modules.get("brim_card")
-    return list(card.uncomputed()) if card is not None and hasattr(card, "uncomputed") else []
+    return list(getattr(card, name)()) if card is not None and hasattr(card, name) else []
 
 
 def _versions() -> dict[str, str]:

@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -20,12 +21,17 @@
 
 #include "host_operators.h"
 
+namespace c10 {
+class AcceleratorError;  // of newer versions of torch
+}
+
 namespace {
 
 constexpr int64_t STEERING_INTEGERS = 1 << 22;  // by default: most elements of an integer tensor
 constexpr int64_t STEERING_BOOLEANS = 1 << 26;  // by default: most elements of a boolean tensor, which may say something of a float one: isfinite(x).all()
 constexpr int64_t STEERING_FLOATS = 256;        // by default: most elements of a float tensor
-constexpr int64_t STEERING_MASKS = 1 << 20;     // by default: most elements of a float tensor that is filled, or becomes an integer one: a mask of ones
+constexpr int64_t STEERING_MASKS = 1 << 20;     // by default: most elements of a float tensor that is filled, becomes an integer one, or is drawn and compared
+constexpr size_t COPIED_BYTES = 8 << 20;        // by default: largest copy onto the card that is made (device.c)
 constexpr size_t COMPUTED_BYTES = 512 << 20;    // with BRIM_CARD_COMPUTE: largest tensor
 
 // Computed by default. Names are without overload and trailing underscore.
@@ -43,6 +49,26 @@ const std::set<std::string> STEERING = {
 // The shape of the result, or a Python value, depends on values: the host's result is the only one.
 const std::set<std::string> DATA_DEPENDENT = {"_unique", "_unique2", "bincount", "equal", "masked_select", "nonzero",
                                               "repeat_interleave", "unique_consecutive", "unique_dim", "unique_dim_consecutive"};
+
+// Floats with known values, and what makes them, are computed up to STEERING_MASKS elements: torch.rand(n) > p is a mask. Names without overload.
+const std::set<std::string> MASK_MAKING = {"bernoulli", "bernoulli_", "eq", "fill_", "ge", "gt", "le", "lt", "masked_fill", "masked_fill_", "ne", "uniform_"};
+const std::set<std::string> COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge"};
+
+// Write every element of their first argument.
+const std::set<std::string> OVERWRITING = {"bernoulli_", "copy_", "exponential_", "fill_", "normal_", "random_", "uniform_", "zero_"};
+
+// Their integer arguments are indices, which a kernel of the card checks with an assertion: the names of the table and of the indices, and whether
+// negative ones count from the end. Names are without overload and trailing underscore.
+struct Indexing {
+  const char *table, *indices;
+  bool negative;
+};
+const std::map<std::string, Indexing> INDEXING = {
+    {"index", {"self", "indices", true}}, {"_index_put_impl", {"self", "indices", true}}, {"index_fill", {"self", "index", true}},
+    {"index_select", {"self", "index", false}}, {"index_add", {"self", "index", false}}, {"index_copy", {"self", "index", false}},
+    {"gather", {"self", "index", false}}, {"scatter", {"self", "index", false}}, {"scatter_add", {"self", "index", false}},
+    {"scatter_reduce", {"self", "index", false}}, {"nll_loss_forward", {"self", "target", false}}, {"nll_loss2d_forward", {"self", "target", false}},
+    {"_embedding_bag", {"weight", "indices", false}}, {"_embedding_bag_forward_only", {"weight", "indices", false}}};
 
 // Composite operators that run kernels of their own; all others call operators that are computed.
 const std::set<std::string> COMPOSITE = {"convolution", "copy_"};
@@ -66,6 +92,7 @@ struct Operator {
   host::Decomposition decomposition;
   std::optional<c10::OperatorHandle> functional;  // for an out= variant without kernel for the CPU: the one that returns its result
   bool on_host, random, data_dependent, widened, non_finite;
+  const Indexing* indexing;  // null for most
 };
 
 bool computing() {
@@ -144,9 +171,96 @@ bool are_accepted(const std::vector<c10::IValue>& values, int64_t most_floats = 
   return answer;
 }
 
-int64_t most_floats(const std::string& name, const std::vector<c10::IValue>& arguments) {
-  bool is_mask = name == "fill_" || (name == "copy_" && arguments[0].isTensor() && arguments[0].toTensor().defined() && is_integer(arguments[0].toTensor()));
+// ---- where values come from: those of a real run, or what is left where an operator was not computed. Kept by storage, until its memory is
+// allocated again. Operators that are not wrapped leave no mark: their floats count as not computed, their integers may be either.
+enum class Origin { COMPUTED, EITHER, NOT_COMPUTED };  // from best to worst
+std::mutex origins_lock;
+std::atomic<bool> tracked{false};  // whether allocations are seen
+std::unordered_map<const void*, Origin>& origins() {
+  static std::unordered_map<const void*, Origin> table;
+  return table;
+}
+
+const void* storage_of(const at::Tensor& t) { return t.defined() && t.is_cuda() && is_plain(t) && t.has_storage() ? t.storage().data() : nullptr; }
+
+Origin unmarked(const at::Tensor& t) { return is_integer(t) ? Origin::EITHER : Origin::NOT_COMPUTED; }
+
+Origin origin_of(const at::Tensor& t) {
+  if (!t.defined() || !t.numel() || !t.is_cuda()) return Origin::COMPUTED;
+  if (!tracked) return Origin::EITHER;
+  std::lock_guard<std::mutex> hold(origins_lock);
+  auto found = origins().find(storage_of(t));
+  return found == origins().end() ? unmarked(t) : found->second;
+}
+
+void set_origin(const at::Tensor& t, Origin origin) {
+  const void* storage = storage_of(t);
+  if (!storage || !tracked) return;
+  std::lock_guard<std::mutex> hold(origins_lock);
+  if (origin == unmarked(t)) origins().erase(storage);
+  else origins()[storage] = origin;
+}
+
+bool is_whole(const at::Tensor& t) { return t.has_storage() && t.is_non_overlapping_and_dense() && t.nbytes() == t.storage().nbytes(); }
+
+// The worst of the arguments, without those that are overwritten.
+Origin origin_of(const Operator& entry, const c10::FunctionSchema& schema, const std::vector<c10::IValue>& arguments) {
+  Origin worst = Origin::COMPUTED;
+  for (size_t i = 0; i < arguments.size(); i++) {
+    bool overwritten = schema.arguments()[i].is_out() || (i == 0 && OVERWRITING.count(entry.name) && arguments[0].isTensor() && is_whole(arguments[0].toTensor()));
+    if (!overwritten) each_tensor(arguments[i], [&](const at::Tensor& t) { worst = std::max(worst, origin_of(t)); });
+  }
+  return worst;
+}
+
+// isfinite(x) is x == x and |x| != infinity: the answer for zeros is that for all numbers.
+bool asks_for_numbers(const Operator& entry, const std::vector<c10::IValue>& arguments) {
+  if (entry.name == "isnan" || entry.name == "isinf" || entry.name == "isfinite") return true;
+  if (!COMPARISONS.count(entry.name) || !arguments[0].isTensor()) return false;
+  if (arguments[1].isScalar()) return !std::isfinite(arguments[1].toScalar().toDouble());
+  if (!arguments[1].isTensor()) return false;
+  const at::Tensor &a = arguments[0].toTensor(), &b = arguments[1].toTensor();
+  if (!b.is_cuda()) return b.numel() == 1 && at::isFloatingType(b.scalar_type()) && !std::isfinite(b.item<double>());
+  return a.is_same(b) || (a.data_ptr() == b.data_ptr() && a.sizes() == b.sizes() && a.strides() == b.strides());
+}
+
+// An operator that was not computed by the host may have done its work all the same: copies and zeros of whole tensors are made by the card.
+Origin origin_without_host(const Operator& entry, const std::vector<c10::IValue>& arguments, Origin origin) {
+  if (entry.name == "topk" || asks_for_numbers(entry, arguments)) return Origin::EITHER;  // topk: spread_choices
+  if (entry.name != "zero_" && entry.name != "copy_") return Origin::NOT_COMPUTED;
+  const at::Tensor& target = arguments[0].toTensor();
+  if (!target.is_contiguous()) return Origin::NOT_COMPUTED;
+  if (entry.name == "zero_") return origin;
+  const at::Tensor& source = arguments[1].toTensor();
+  bool is_copied = target.nbytes() <= COPIED_BYTES && target.sizes() == source.sizes() &&
+                   (!source.is_cuda() || (source.is_contiguous() && source.scalar_type() == target.scalar_type()));
+  return is_copied ? origin : Origin::NOT_COMPUTED;
+}
+
+void mark(const c10::FunctionSchema& schema, const std::vector<c10::IValue>& arguments, const std::vector<c10::IValue>& results, Origin origin) {
+  auto set = [&](const at::Tensor& t) { set_origin(t, origin); };
+  each_tensor(results, set);
+  for (size_t i = 0; i < arguments.size(); i++)
+    if (const auto* alias = schema.arguments()[i].alias_info(); alias && alias->isWrite()) each_tensor(arguments[i], set);
+}
+
+int64_t most_floats(const Operator& entry, const std::vector<c10::IValue>& arguments, Origin origin) {
+  bool to_integer = entry.name == "copy_" && arguments[0].isTensor() && arguments[0].toTensor().defined() && is_integer(arguments[0].toTensor());
+  bool is_mask = to_integer || entry.name == "fill_" || (origin == Origin::COMPUTED && MASK_MAKING.count(entry.name));
   return is_mask ? STEERING_MASKS : STEERING_FLOATS;
+}
+
+// ---- shapes that depend on values that were not computed
+std::mutex shapes_lock;
+std::set<std::string>& uncomputed_shapes() {  // names of operators
+  static std::set<std::string> names;
+  return names;
+}
+
+void shape_not_computed(const std::string& name) {
+  if (computing() || name == "equal") return;
+  std::lock_guard<std::mutex> hold(shapes_lock);
+  uncomputed_shapes().insert(name == "_unique" || name == "_unique2" ? "unique" : name);
 }
 
 at::Tensor same_memory(const at::Tensor& t) {
@@ -212,6 +326,56 @@ struct PlainDispatch {
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
   c10::impl::ExcludeDispatchKeyGuard no_python{c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})};
 };
+
+// ---- indices out of range: an assertion inside a kernel, on a real card
+template <typename Error>
+[[noreturn]] void device_assert(const std::string& text) {
+  constexpr int32_t cudaErrorAssert = 710;
+  std::string message = "CUDA error: device-side assert triggered (" + text + ")";
+  c10::SourceLocation here{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
+  if constexpr (requires { Error(here, cudaErrorAssert, message); }) throw Error(here, cudaErrorAssert, message);
+  else throw c10::Error(here, message);
+}
+
+void check_range(const std::string& name, const at::Tensor& index, int64_t size, bool negative, std::optional<int64_t> ignored = {}) {
+  if (!index.defined() || !index.numel() || !size || index.numel() > STEERING_INTEGERS || !is_plain(index)) return;
+  if (index.scalar_type() != at::kLong && index.scalar_type() != at::kInt) return;  // a mask
+  if (origin_of(index) != Origin::COMPUTED) return;
+  PlainDispatch plain;
+  at::Tensor values = same_memory(index);
+  if (ignored) values = values.masked_select(values.ne(*ignored));
+  if (!values.numel()) return;
+  auto [lowest, highest] = at::aminmax(values);
+  int64_t low = lowest.item<int64_t>(), high = highest.item<int64_t>();
+  if (low >= (negative ? -size : 0) && high < size) return;
+  device_assert<c10::AcceleratorError>(name + ": index " + std::to_string(high >= size ? high : low) + " is out of range for size " + std::to_string(size));
+}
+
+void check_indices(const c10::OperatorHandle& op, const Operator& entry, const std::vector<c10::IValue>& arguments) {
+  const auto& schema = op.schema();
+  auto named = [&](const char* name) { return arguments[*schema.argumentIndexWithName(name)]; };
+  if (!schema.argumentIndexWithName(entry.indexing->table) || !schema.argumentIndexWithName(entry.indexing->indices)) return;
+  const at::Tensor table = named(entry.indexing->table).toTensor();
+  const c10::IValue indices = named(entry.indexing->indices);
+  bool negative = entry.indexing->negative;
+  if (!indices.isTensor()) {  // one for each dimension, or none; a mask stands for as many as it has
+    int64_t dimension = 0;
+    for (const c10::IValue& value : indices.toListRef()) {
+      const at::Tensor index = value.isTensor() ? value.toTensor() : at::Tensor();
+      bool is_mask = index.defined() && (index.scalar_type() == at::kBool || index.scalar_type() == at::kByte);
+      if (dimension < table.dim()) check_range(entry.name == "index" ? "index" : "index_put", index, table.size(dimension), negative);
+      dimension += is_mask ? index.dim() : 1;
+    }
+  } else if (schema.argumentIndexWithName("ignore_index")) {
+    check_range("cross entropy or nll_loss", indices.toTensor(), table.size(table.dim() == 1 ? 0 : 1), negative, named("ignore_index").toInt());
+  } else if (schema.argumentIndexWithName("dim")) {
+    int64_t dimension = table.dim() ? at::maybe_wrap_dim(named("dim").toInt(), table.dim()) : 0;
+    bool is_embedding = entry.name == "index_select" && table.dim() == 2 && !dimension && at::isFloatingType(table.scalar_type());
+    check_range(is_embedding ? "embedding or index_select" : entry.name, indices.toTensor(), table.dim() ? table.size(dimension) : 1, negative);
+  } else {
+    check_range("embedding_bag", indices.toTensor(), table.size(0), negative);
+  }
+}
 
 host::Philox philox_before(const std::vector<c10::IValue>& arguments) {
   at::Generator generator;
@@ -294,8 +458,7 @@ void spread_choices(const std::vector<c10::IValue>& arguments, const std::vector
 
 // A comparison of floats that are not computed: they read as zeros, so the answer is that for zeros. isfinite(x) is x == x and |x| != infinity.
 void compare_zeros(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments, const std::vector<c10::IValue>& results) {
-  static const std::set<std::string> comparisons = {"eq", "ne", "lt", "le", "gt", "ge"};
-  if (!comparisons.count(operators().at(op.operator_name()).name) || results.size() != 1 || !results[0].isTensor()) return;
+  if (!COMPARISONS.count(operators().at(op.operator_name()).name) || results.size() != 1 || !results[0].isTensor()) return;
   const at::Tensor& result = results[0].toTensor();
   if (result.scalar_type() != at::kBool || !is_accepted(result)) return;
   torch::jit::Stack stack;
@@ -323,7 +486,9 @@ void repeat_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   const auto& schema = op.schema();
   if (nested && (schema.is_mutable() || entry.random)) return entry.original.callBoxed(op, keys, stack);
   auto arguments = torch::jit::last(*stack, schema.arguments().size()).vec();
-  int64_t floats = most_floats(entry.name, arguments);
+  if (entry.indexing && !nested) check_indices(op, entry, arguments);
+  Origin origin = origin_of(entry, schema, arguments);
+  int64_t floats = most_floats(entry, arguments, origin);
   bool accepted = entry.on_host && are_accepted(arguments, floats);
   host::Philox philox;
   if (entry.random && accepted) philox = philox_before(arguments);
@@ -346,6 +511,7 @@ void repeat_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
         not_computed(op, error.what());
       }
     }
+    mark(schema, arguments, results, origin_without_host(entry, arguments, origin));
     return;
   }
   try {
@@ -356,8 +522,11 @@ void repeat_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
       replace_non_finite(results);
       if (schema.is_mutable()) replace_non_finite(arguments);
     }
+    bool says_nothing = origin == Origin::NOT_COMPUTED && (entry.name == "topk" || asks_for_numbers(entry, arguments));
+    mark(schema, arguments, results, says_nothing ? Origin::EITHER : origin);
   } catch (const std::exception& error) {
     not_computed(op, error.what());
+    mark(schema, arguments, results, Origin::NOT_COMPUTED);
   }
 }
 
@@ -366,7 +535,12 @@ void answer_from_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, t
   auto arguments = torch::jit::last(*stack, op.schema().arguments().size()).vec();
   c10::Device device = c10::kCPU;
   each_tensor(arguments, [&](const at::Tensor& t) { if (t.defined() && t.is_cuda()) device = t.device(); });
-  if (!are_accepted(arguments)) return entry.original.callBoxed(op, keys, stack);
+  Origin origin = origin_of(entry, op.schema(), arguments);
+  const c10::IValue& decides = arguments[entry.name == "masked_select" ? 1 : 0];  // on the shape
+  Origin shape = decides.isTensor() ? origin_of(decides.toTensor()) : origin;
+  bool accepted = are_accepted(arguments, origin == Origin::COMPUTED ? STEERING_MASKS : STEERING_FLOATS);
+  if (!accepted || shape == Origin::NOT_COMPUTED) shape_not_computed(entry.name);
+  if (!accepted) return entry.original.callBoxed(op, keys, stack);
   torch::jit::Stack host;
   try {
     PlainDispatch plain;
@@ -379,6 +553,14 @@ void answer_from_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, t
   }
   torch::jit::drop(*stack, op.schema().arguments().size());
   for (auto& value : host) stack->push_back(value.isTensor() ? c10::IValue(value.toTensor().to(device)) : value);
+  each_tensor(torch::jit::last(*stack, op.schema().returns().size()).vec(), [&](const at::Tensor& t) { set_origin(t, origin); });
+}
+
+// Operators of which only the indices are of interest.
+void check_and_run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const Operator& entry = operators().at(op.operator_name());
+  if (!nested) check_indices(op, entry, torch::jit::last(*stack, op.schema().arguments().size()).vec());
+  entry.original.callBoxed(op, keys, stack);
 }
 
 // ---- installation
@@ -415,8 +597,9 @@ void install(const c10::OperatorName& name) {
   std::string space = name.name.substr(0, colons), base = name.name.substr(colons + 2);
   std::string full = base + (name.overload_name.empty() ? "" : "." + name.overload_name);
   if (operators().count(name) || NO_VALUES.count(base)) return;
-  bool data_dependent = DATA_DEPENDENT.count(base);
-  if (!computing() && !data_dependent && !STEERING.count(stem(base))) return;
+  bool data_dependent = DATA_DEPENDENT.count(base), computed = computing() || data_dependent || STEERING.count(stem(base));
+  auto indexing = INDEXING.find(stem(base));
+  if (!computed && indexing == INDEXING.end()) return;
   auto op = c10::Dispatcher::singleton().findSchema(name);
   if (!op || !op->hasComputedKernelForDispatchKey(c10::DispatchKey::CUDA)) return;
   if (!op->hasKernelForDispatchKey(c10::DispatchKey::CUDA) && !COMPOSITE.count(base)) return;
@@ -431,8 +614,9 @@ void install(const c10::OperatorName& name) {
   operators().emplace(name, Operator{
       op->getComputedKernelForDispatchKey(c10::DispatchKey::CUDA), base, decomposition, functional, on_host || functional,
       decomposition || takes_generator(schema), data_dependent,
-      !data_dependent && !EXACT_TYPE.count(base), NON_FINITE.count(stem(base)) > 0});
-  if (data_dependent) library(space).impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&answer_from_host>());
+      !data_dependent && !EXACT_TYPE.count(base), NON_FINITE.count(stem(base)) > 0, indexing == INDEXING.end() ? nullptr : &indexing->second});
+  if (!computed) library(space).impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&check_and_run>());
+  else if (data_dependent) library(space).impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&answer_from_host>());
   else library(space).impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&repeat_on_host>());
 }
 
@@ -440,6 +624,10 @@ void install(const c10::OperatorName& name) {
 template <typename Entry>  // torch has moved it between namespaces
 void clean(const Entry& entry) {
   if (entry.action_ != Entry::ALLOC) return;
+  {
+    std::lock_guard<std::mutex> hold(origins_lock);
+    origins().erase(reinterpret_cast<const void*>(entry.addr_));
+  }
   char* start = reinterpret_cast<char*>(entry.addr_);
   size_t page = 4096, head = (page - entry.addr_ % page) % page;
   size_t rewritten = computing() ? 32 << 20 : 4 * page;  // computed results touch their pages anyway
@@ -469,15 +657,29 @@ extern "C" size_t brim_card_values() { return brim_card_values_of("aten"); }
 extern "C" void brim_card_clean() {
   try {
     c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker([](const auto& entry) { clean(entry); });
+    tracked = true;
   } catch (const c10::Error&) {
   }
 }
 
-// Operators whose float results were not computed, one on each line: name, tab, reason. Returns the bytes of the whole answer.
+// Returns the bytes of the whole text.
+static size_t answer(const std::string& text, char* buffer, size_t room) {
+  if (room) snprintf(buffer, room, "%s", text.c_str());
+  return text.size();
+}
+
+// Operators whose float results were not computed, one on each line: name, tab, reason.
 extern "C" size_t brim_card_uncomputed(char* buffer, size_t room) {
   std::lock_guard<std::mutex> hold(uncomputed_lock);
   std::string text;
   for (const auto& [name, reason] : uncomputed()) text += name + "\t" + reason.substr(0, reason.find('\n')) + "\n";
-  if (room) snprintf(buffer, room, "%s", text.c_str());
-  return text.size();
+  return answer(text, buffer, room);
+}
+
+// Operators whose results have a shape that depends on values that were not computed, one on each line.
+extern "C" size_t brim_card_uncomputed_shapes(char* buffer, size_t room) {
+  std::lock_guard<std::mutex> hold(shapes_lock);
+  std::string text;
+  for (const auto& name : uncomputed_shapes()) text += name + "\n";
+  return answer(text, buffer, room);
 }

@@ -65,9 +65,19 @@ def uncomputed() -> list[str]:
 
 def uncomputed_reasons() -> dict[str, str]:
     """Why each of them was not computed: no kernel for the CPU, a tensor above the size limit, or the error of the first attempt."""
+    return dict(line.split("\t", 1) for line in _lines("brim_card_uncomputed"))
+
+
+def uncomputed_shapes() -> list[str]:
+    """Names of operators whose results have a shape that depends on values that were not computed."""
+    return _lines("brim_card_uncomputed_shapes")
+
+
+def _lines(function: str) -> list[str]:
     if _library is None:
-        return {}
-    size = _library.brim_card_uncomputed(None, 0)
+        return []
+    write = getattr(_library, function)
+    size = write(None, 0)
     text = ctypes.create_string_buffer(size + 1)
-    _library.brim_card_uncomputed(text, size + 1)
-    return dict(line.split("\t", 1) for line in text.value.decode(errors="replace").splitlines())
+    write(text, size + 1)
+    return text.value.decode(errors="replace").splitlines()
