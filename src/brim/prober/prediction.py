@@ -54,6 +54,11 @@ class Prediction:
         """What the device holds at the peak of a trial under a limit."""
         return max(footprint.device_bytes_within(size, limit_bytes) for footprint in self._of(size))
 
+    def masks(self, size: int) -> tuple[bool, ...]:
+        """Whether steps have a mask: the kind that takes more comes first."""
+        by_need = sorted(self._of(size), key=lambda footprint: footprint.device_bytes(size), reverse=True)
+        return tuple(footprint.question.settings.padded for footprint in by_need)
+
     def whole(self, size: int) -> MemoryPrediction:
         """As `brim estimate` gives it."""
         return max(self._of(size), key=lambda footprint: footprint.device_bytes(size)).prediction(size)

@@ -178,7 +178,7 @@ class Prober:
             if len(self.trials) >= most or self._is_late():
                 return False
             runner.trial_seconds = min(TRIAL_SECONDS, self._left_seconds())
-            trial = runner.run(self.request.exam(size))
+            trial = runner.run(self.request.exam(size, self.prediction))
             self.gradient_bytes = runner.gradient_bytes
             if not runner.is_exact:
                 # What a process with a past takes cannot be held against a limit: only failures tell.
@@ -239,7 +239,7 @@ class Prober:
             return True
         self._tell(_("Timing {count} smaller shapes ...").format(count=len(exams)))
         runner.trial_seconds = min(TRIAL_SECONDS, self._left_seconds())
-        self.points, trouble = runner.survey(exams, self.request.exam(largest.micro_batch), largest)
+        self.points, trouble = runner.survey(exams, self.request.exam(largest.micro_batch, self.prediction), largest)
         if trouble:
             self.warnings.append(_("The smaller shapes could not be timed: {why}").format(why=trouble))
         return True

@@ -144,14 +144,17 @@ class ProbeRequest:
             slack=SLACK["cpu" if self.is_cpu else "cuda"],
         )
 
-    def exam(self, size: int) -> Exam:
+    def exam(self, size: int, prediction: Prediction | None = None) -> Exam:
         """What a size must pass."""
         from brim.prober.trial import Exam
 
         longest = replace(self.longest, sequences=size)
+        masks = (False, self.settings.padded)
+        if prediction is not None and self.device.startswith("cuda") and self.settings.padded:
+            masks = prediction.masks(size)
         return Exam(
             longest=longest,
-            masks=(False, self.settings.padded),
+            masks=masks,
             mixed=mixed_shapes(longest, self.lengths),
             evaluation=replace(longest, sequences=self.settings.eval_batch or size),
             accumulates=self.accumulates(size),

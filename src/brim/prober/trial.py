@@ -7,7 +7,8 @@ between, as nothing would be in training.
 
 On the CPU a step of one sequence comes first and creates the optimizer's state; where steps are short, more steps follow, because the heap
 may grow for a while. On CUDA the first step already has the full size. The caching allocator keeps the segments of every step: a small
-first step would leave segments that a run starting with a full batch does not have, and the largest size would differ.
+first step would leave segments that a run starting with a full batch does not have, and the largest size would differ. For the same reason
+three steps of one kind come first, with or without a mask: the kind that is predicted to take more.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Exam:
     longest: Shape
     """The full micro-batch: the longest sequences."""
     masks: tuple[bool, ...] = (False, True)
-    """One optimizer step of the full size each: without a mask, and with one that has zeros. The last is the one that is timed."""
+    """Kinds of optimizer steps of the full size: without a mask, and with one that has zeros. On CUDA the kind that takes more is first."""
     mixed: tuple[Shape, ...] = ()
     """One further optimizer step of these micro-batches."""
     evaluation: Shape | None = None
@@ -281,7 +282,7 @@ class _Examiner:
             self._step(trainee, [one, one] if exam.accumulates else [one])
             if exam.first == 1:
                 self._one_sequence_bytes = self._meter.read()["device_bytes"]
-        # Without a smaller step the first full one has no optimizer state yet: it is repeated. A step with a mask in between may
+        # Without a smaller step the first full one has no optimizer state yet: it is repeated. A step of another kind in between may
         # change which segments are there, and with them the largest size.
         needed = exam.masks if exam.first else (*_STEPS_OF_ONE_KIND * exam.masks[:1], *exam.masks[1:], *exam.masks[:1])
         for padded in needed:
