@@ -149,7 +149,7 @@ class ProbeRequest:
         from brim.prober.trial import Exam
 
         longest = replace(self.longest, sequences=size)
-        masks = (False, self.settings.padded)
+        masks: tuple[bool, ...] = (False, self.settings.padded)
         if prediction is not None and self.device.startswith("cuda") and self.settings.padded:
             masks = prediction.masks(size)
         return Exam(
