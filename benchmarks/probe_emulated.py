@@ -28,6 +28,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from brim.machine.host import cache_folder
 from brim.workload.resolve import find_model
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -66,10 +67,12 @@ CASES: tuple[Case, ...] = (
 )
 
 
-def on_card(spec: Case, runner: list[str], command: list[str], stdin: str = "") -> subprocess.CompletedProcess[str]:
+def on_card(
+    spec: Case, runner: list[str], command: list[str], stdin: str = "", environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     card = [*runner, "--gpu", spec["gpu"], "--memory", spec["memory"], "--"]
-    environment = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", **os.environ, "HF_HUB_OFFLINE": "1"}
-    return subprocess.run([*card, *command], input=stdin, capture_output=True, text=True, check=False, env=environment)
+    variables = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", **os.environ, "HF_HUB_OFFLINE": "1", **(environment or {})}
+    return subprocess.run([*card, *command], input=stdin, capture_output=True, text=True, check=False, env=variables)
 
 
 def probe_result(spec: Case, runner: list[str], python: str) -> dict[str, Any]:
@@ -77,9 +80,11 @@ def probe_result(spec: Case, runner: list[str], python: str) -> dict[str, Any]:
     words = [python, "-m", "brim", "probe", spec["model"], "--objective", "largest", "--fresh", "--json"]
     for name in ("method", "precision", "optimizer", "seq_len", "checkpointing", "attention", "accumulation"):
         words += [f"--{name.replace('_', '-')}", str(spec[name])]
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["BRIM_CACHE"] = cache
-        done = on_card(spec, runner, words)
+    with tempfile.TemporaryDirectory() as cache:  # without traces and measurements of earlier probes, but with the compiled card
+        emulator = cache_folder() / "emulator"
+        emulator.mkdir(parents=True, exist_ok=True)
+        (Path(cache) / "emulator").symlink_to(emulator.resolve(), target_is_directory=True)
+        done = on_card(spec, runner, words, environment={"BRIM_CACHE": cache})
     if done.returncode:
         return {"error": done.stderr.strip()[-400:]}
     record = json.loads(done.stdout)
