@@ -282,9 +282,9 @@ def _import_libraries(requests: list[dict[str, Any]]) -> None:
 
 def _of_all_ranks(answers: list[dict[str, Any]]) -> dict[str, Any]:
     """The figures of the rank with the highest peak, and those of each rank in `ranks`."""
-    for answer in answers:
-        if "error" in answer and "another rank" not in answer["error"]:
-            return answer
+    errors = [answer for answer in answers if "error" in answer]
+    if errors:
+        return next((answer for answer in errors if "another rank" not in answer["error"]), errors[0])
     largest = max(answers, key=lambda answer: answer["allocated"])
     ranks = [{name: answer[name] for name in ("allocated", "reserved", "steps", "resting")} for answer in answers]
     reserved = max(answer["reserved"] for answer in answers)
