@@ -297,7 +297,7 @@ def test_other_allocators_keep_to_the_capacity(on_card: RunOnCard, setting: str)
     assert seen == [19, 408]
 
 
-def test_what_the_card_cannot_do_is_refused_clearly(on_card: RunOnCard) -> None:
+def test_unsupported_features_raise_clear_errors(on_card: RunOnCard) -> None:
     done = on_card(
         """
         import torch
@@ -344,7 +344,7 @@ def test_torchscript_fuses_kernels_at_run_time(on_card: RunOnCard) -> None:
     ).result == [64, 64]
 
 
-def test_processes_share_the_card_and_give_memory_back_when_killed(on_card: RunOnCard) -> None:
+def test_processes_share_the_card_and_free_memory_when_killed(on_card: RunOnCard) -> None:
     seen = on_card(
         """
         import os, signal, subprocess, sys, time, torch

@@ -103,7 +103,7 @@ def test_two_ranks_run_to_the_end_have_the_peaks_they_print(work: Path) -> None:
     assert record["steps"] == 4
 
 
-def test_it_stops_after_three_steps_and_says_what_was_not_reached(work: Path) -> None:
+def test_it_stops_after_three_steps_and_reports_what_was_not_reached(work: Path) -> None:
     before = contents(work)
     record, text = emulate(work, sys.executable, "amp_loop.py")
     assert (record["steps"], record["stopped"], record["reached"], record["longest_sequence"]) == (3, True, [], 66)
@@ -188,7 +188,7 @@ def test_sizes_that_a_command_tries_in_processes_of_their_own_may_run_out_of_mem
     assert record["out_of_memory"]
 
 
-def test_the_failure_of_a_script_is_its_own(work: Path) -> None:
+def test_a_script_that_fails_reports_its_own_error(work: Path) -> None:
     record, text = emulate(work, sys.executable, "-c", "import torch; torch.ones(2).cuda() @ torch.ones(3).cuda()", code=1)
     assert record["verdict"] == "failed"
     assert record["error"].startswith("RuntimeError")
@@ -213,7 +213,7 @@ def test_a_token_beyond_the_vocabulary_ends_the_command(work: Path) -> None:
     ("code", "verdict"),
     [("print('no torch')", "no-torch"), ("import torch", "no-cuda"), ("import torch; torch.ones(2).cuda()", "no-steps")],
 )
-def test_what_cannot_be_judged_is_said(work: Path, code: str, verdict: str) -> None:
+def test_the_verdict_says_why_it_is_unknown(work: Path, code: str, verdict: str) -> None:
     record, _text = emulate(work, sys.executable, "-c", code, code=0 if verdict == "no-steps" else 1)
     assert record["verdict"] == verdict
 

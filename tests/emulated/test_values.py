@@ -200,7 +200,7 @@ OUT_OF_RANGE = """
 """
 
 
-def test_an_index_out_of_range_is_the_assertion_of_a_kernel(on_card: RunOnCard) -> None:
+def test_an_index_out_of_range_raises_a_device_side_assert(on_card: RunOnCard) -> None:
     done = on_card(
         OUT_OF_RANGE
         + """

@@ -21,45 +21,49 @@ _OWNERS: Final = 8
 _BAR: Final = 16
 
 
-def blocks_of(found: Emulation) -> Iterator[RenderableType]:
+def blocks_of(emulation: Emulation) -> Iterator[RenderableType]:
     """The answer first, then the figures behind it."""
     yield ""
-    yield grid(_facts(found), indent=0)
-    if found.devices:
+    yield grid(_facts(emulation), indent=0)
+    if emulation.devices:
         yield ""
-        yield table(_columns(), [_row(found, device) for device in found.devices])
-        highest = max(found.devices, key=lambda device: device.peak_allocated_bytes)
+        yield table(_columns(), [_row(emulation, device) for device in emulation.devices])
+        highest = max(emulation.devices, key=lambda device: device.peak_allocated_bytes)
         if highest.owners:
             yield ""
             where = _("Allocated at the peak of rank {rank} ({moment})").format(rank=highest.rank, moment=moment_of(highest))
             yield where
             columns = (Column(_("Bytes"), right=True), Column(_("Python line")), Column(_("Called from"), rank=1))
             yield table(columns, _owners(highest))
-    for reason in found.reasons:
+    for reason in emulation.reasons:
         yield ""
         yield _("Note: {text}").format(text=reason_of(reason))
-    hint = hint_of(found)
+    hint = hint_of(emulation)
     if hint:
         yield ""
         yield hint
 
 
-def _facts(found: Emulation) -> list[tuple[str, str]]:
-    label = find_gpu(found.gpu).gpu.label if not found.gpu.startswith("gpu-") else found.gpu
-    count = f"{found.gpus} x " if found.gpus > 1 else ""
-    card = _("{label}, {size}, emulated").format(label=count + label, size=format_bytes(found.memory_bytes))
-    rows = [(_("Card"), card), (_("Verdict"), verdict_of(found))]
-    if found.shapes:
-        rows.append((_("Micro-batches"), shapes_of(found)))
-    if found.steps:
-        rows.append((_("Optimizer steps"), _("{steps}, in {seconds:.0f} s").format(steps=found.steps, seconds=found.seconds)))
-    if found.cards:
-        rows.append((_("Fits on"), _cards(found)))
-    if found.written:
-        text = _("redirected to a temporary folder and discarded; files: {count}").format(count=len(found.written))
+def _facts(emulation: Emulation) -> list[tuple[str, str]]:
+    label = find_gpu(emulation.gpu).gpu.label if not emulation.gpu.startswith("gpu-") else emulation.gpu
+    count = f"{emulation.gpus} x " if emulation.gpus > 1 else ""
+    card = _("{label}, {size}, emulated").format(label=count + label, size=format_bytes(emulation.memory_bytes))
+    rows = [(_("Card"), card), (_("Verdict"), verdict_of(emulation))]
+    if emulation.shapes:
+        rows.append((_("Micro-batches"), shapes_of(emulation)))
+    if emulation.steps:
+        rows.append(
+            (_("Optimizer steps"), _("{steps}, in {seconds:.0f} s").format(steps=emulation.steps, seconds=emulation.seconds))
+        )
+    if emulation.cards:
+        rows.append((_("Fits on"), _cards(emulation)))
+    if emulation.written:
+        text = _("redirected to a temporary folder and discarded; files: {count}").format(count=len(emulation.written))
         rows.append((_("Writes"), text))
-    if found.uncomputed:
-        rows.append((_("Not computed"), ", ".join(found.uncomputed[:12]) + (" ..." if len(found.uncomputed) > 12 else "")))
+    if emulation.uncomputed:
+        rows.append(
+            (_("Not computed"), ", ".join(emulation.uncomputed[:12]) + (" ..." if len(emulation.uncomputed) > 12 else ""))
+        )
     return rows
 
 
@@ -77,8 +81,8 @@ def _columns() -> tuple[Column, ...]:
     )
 
 
-def _row(found: Emulation, device: DevicePeak) -> tuple[str, ...]:
-    share = device.peak_device_bytes / found.memory_bytes
+def _row(emulation: Emulation, device: DevicePeak) -> tuple[str, ...]:
+    share = device.peak_device_bytes / emulation.memory_bytes
     return (
         str(device.rank),
         str(device.device),
@@ -103,12 +107,12 @@ def _owners(device: DevicePeak) -> list[tuple[str, ...]]:
     return rows
 
 
-def _cards(found: Emulation) -> str:
+def _cards(emulation: Emulation) -> str:
     """How many cards of the catalogue hold the peak, and the smallest of them."""
-    holding = [card for card in found.cards if card.holds]
+    holding = [card for card in emulation.cards if card.holds]
     if not holding:
         return _("no card of the catalogue")
     smallest = [card.gpu for card in holding[:4]]
     alike = sum(card.same_capability for card in holding)
     text = _("{count} of {total} cards, the smallest {names}; {alike} of them have the compute capability that was emulated")
-    return text.format(count=len(holding), total=len(found.cards), names=", ".join(smallest), alike=alike)
+    return text.format(count=len(holding), total=len(emulation.cards), names=", ".join(smallest), alike=alike)

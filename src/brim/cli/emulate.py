@@ -71,11 +71,11 @@ def command(
     if output is not None and Path(output).is_dir():
         raise UsageError(_("-o {path} is a folder; give the name of a file.").format(path=output))
     if full and steps is not None:
-        raise UsageError(_("--steps and --full exclude each other."))
+        raise UsageError(_("--steps and --full cannot be combined."))
     from brim.cli._emulate_view import blocks_of
     from brim.emulator.run import DEFAULT_STEPS, emulate
 
-    found = emulate(
+    emulation = emulate(
         words,
         gpu=gpu,
         memory=memory,
@@ -88,13 +88,13 @@ def command(
         stdout=sys.stderr if as_json else None,
     )
     if as_json:
-        print_json(found.to_dict())
+        print_json(emulation.to_dict())
     else:
-        show(*blocks_of(found))
+        show(*blocks_of(emulation))
     if output is not None:
-        note(_("Wrote {path}.").format(path=found.write(output)))
-    fits = found.verdict in {"fits", "no-steps"}
-    ctx.exit(EXIT_OK if fits else EXIT_INTERRUPTED if found.verdict == "interrupted" else EXIT_FAILED)
+        note(_("Wrote {path}.").format(path=emulation.write(output)))
+    fits = emulation.verdict in {"fits", "no-steps"}
+    ctx.exit(EXIT_OK if fits else EXIT_INTERRUPTED if emulation.verdict == "interrupted" else EXIT_FAILED)
 
 
 # What follows the command's name belongs to the command, dashes or not.

@@ -232,7 +232,7 @@ def _facts(answer: Estimate) -> list[tuple[str, str]]:
     )
     verdict = _("fits") if answer.fits else _("does not fit")
     if answer.retries:
-        verdict += _(", but the allocator must give cached memory back {count} times").format(count=answer.retries)
+        verdict += _(", but the allocator must free cached memory {count} times").format(count=answer.retries)
     reserved = ((_("Reserved"), format_bytes(answer.peak_reserved_bytes)), (_("Device"), format_bytes(answer.peak_device_bytes)))
     trains = f"{answer.trainable_parameters:,} ({answer.trainable_parameters / max(1, answer.total_parameters):.2%})"
     return [

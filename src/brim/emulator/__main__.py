@@ -20,7 +20,7 @@ def main() -> int:
     """Exit code of what went wrong before the command took over."""
     parser = argparse.ArgumentParser(prog="python -m brim.emulator", description="Run a command on an emulated CUDA card.")
     parser.add_argument("--gpu", default="t4", help="a GPU of the catalogue (t4, rtx-3080*2) or a size (24GiB)")
-    parser.add_argument("--memory", type=parse_size, help="memory of each card, instead of its own")
+    parser.add_argument("--memory", type=parse_size, help="memory of each card; default: the catalogue's")
     parser.add_argument("--context", type=parse_size, default=CONTEXT_BYTES, help="what the context of a process takes of it")
     parser.add_argument("--count", type=int, help="number of cards")
     parser.add_argument("--compute", action="store_true", help="compute floating-point operators on the host")

@@ -182,7 +182,7 @@ def compiled(torch: TorchBuild) -> CompiledCard:
                     _build(root / name, torch, build)
     except OSError as error:
         text = _("Cannot write the compiled card to {folder}: {error}").format(folder=root, error=error.strerror or error)
-        raise RunError(text, hint=_("Name another one: BRIM_CACHE=/path/to/folder.")) from error
+        raise RunError(text, hint=_("Set another folder: BRIM_CACHE=/path/to/folder.")) from error
     card, values = (root / name for name in parts)
     return CompiledCard(card, values / _VALUES)
 
@@ -212,7 +212,7 @@ def _compiler(variable: str) -> list[str]:
 
 
 def _build(folder: Path, torch: TorchBuild, build: Callable[[Path, TorchBuild], None]) -> None:
-    """Make a folder whole or not at all."""
+    """Build in a scratch folder and rename it, so that the folder is complete or missing."""
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building-"))
     try:
         build(scratch, torch)
@@ -292,7 +292,7 @@ def _wanted(torch: TorchBuild) -> list[str]:
         for macro, listed in re.findall(r"#define (\w+)\(_\)((?:.*\\\n)*.*\n)", header.read_text(encoding="utf-8")):
             if not macro.endswith(
                 "OPTIONAL"
-            ):  # torch copes with a driver that lacks these, and may not with one that refuses them
+            ):  # torch handles a driver without these functions, but may fail if they return an error
                 names |= set(re.findall(r"_\(((?:cu|nvml)[A-Z]\w+)", listed))
     return sorted(name for name in names if _STUBBED.match(name) or _NEEDED.match(name))
 

@@ -157,8 +157,9 @@ def _first(entry: Path, rest: str | None) -> str:
 
 @contextmanager
 def session(*, inherited: bool = False) -> Iterator[str]:
-    """The value of BRIM_CARD_SHARED for the processes of one session: memory without a name in any file system, which lasts as long as this
-    process holds it open or one of them has it mapped. Nothing is left behind, however they end. `inherited` keeps it open across exec.
+    """The value of BRIM_CARD_SHARED for the processes of one session: memory without a name in any file system.
+
+    It is freed when this process and all of the others have exited, even if they are killed. `inherited` keeps it open across exec.
     """
     descriptor = os.memfd_create("brim-card", 0 if inherited else os.MFD_CLOEXEC)
     try:

@@ -1,4 +1,4 @@
-"""`brim emulate`: run a command on an emulated card, unchanged, and say what it needed.
+"""`brim emulate`: run a command on an emulated card, unchanged, and report what it needed.
 
     find the interpreter of the command -> compile the card for its torch (build.py) -> session folder -> run in the foreground
     -> reports of the agent, one per process -> Emulation
@@ -87,26 +87,26 @@ def is_running(pid):
 
 def of_the_session():
     marker = b"BRIM_EMULATE_SESSION=" + os.fsencode(folder)
-    found = {int(word) for word in words}
+    pids = {int(word) for word in words}
     for name in os.listdir("/proc"):
         try:
             with open(f"/proc/{name}/environ", "rb") as environ:
                 if marker in environ.read().split(b"\\0"):
-                    found.add(int(name))
+                    pids.add(int(name))
         except (OSError, ValueError):
             pass
-    return {pid for pid in found - {os.getpid()} if is_running(pid)}
+    return {pid for pid in pids - {os.getpid()} if is_running(pid)}
 
 def end(number, seconds):
     deadline = time.monotonic() + seconds
-    asked = set()
+    signalled = set()
     while (left := of_the_session()) and time.monotonic() < deadline:
-        for pid in left - asked:
+        for pid in left - signalled:
             try:
                 os.kill(pid, number)
             except OSError:
                 pass
-        asked |= left
+        signalled |= left
         time.sleep(0.1)
 
 if "done" not in words:
@@ -306,18 +306,18 @@ def _sweep() -> None:
 
 def _reports(session: Path) -> list[dict[str, Any]]:
     """What the processes of the command wrote, rank 0 first."""
-    found = []
+    reports = []
     for path in session.glob("process-*.json"):
         with suppress(OSError, ValueError):
-            found.append(json.loads(path.read_text()))
-    return sorted(found, key=lambda process: (process["rank"], process["pid"]))
+            reports.append(json.loads(path.read_text()))
+    return sorted(reports, key=lambda process: (process["rank"], process["pid"]))
 
 
 # ---- from reports to the record
 
 
 def verdict_of_processes(processes: list[dict[str, Any]], exit_code: int, *, interrupted: bool = False) -> EmulationVerdict:
-    """What the reports of the processes and the exit code of the command amount to."""
+    """The verdict, from the reports of the processes and the exit code of the command."""
     ranks = [process for process in processes if process["uses_cuda"]]
     if interrupted or exit_code == EXIT_INTERRUPTED:
         return "interrupted"
@@ -397,9 +397,9 @@ def _error(process: dict[str, Any]) -> str:
     return f"{process['error']['type']}: {process['error']['message']}"
 
 
-def _shapes(found: list[list[Any]]) -> tuple[SeenShape, ...]:
+def _shapes(counts: list[list[Any]]) -> tuple[SeenShape, ...]:
     counted: Counter[tuple[str, int, int | None]] = Counter()
-    for mode, rows, length, count in found:
+    for mode, rows, length, count in counts:
         counted[(mode, rows, length)] += count
     return tuple(
         SeenShape(mode=mode, rows=rows, length=length, count=count)  # type: ignore[arg-type]

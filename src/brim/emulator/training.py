@@ -2,8 +2,8 @@
 
     python -m brim.emulator --gpu t4 --memory 1024GiB -- python src/brim/emulator/training.py < cases.jsonl
 
-Nothing of brim is imported here: the steps are torch, transformers, peft and bitsandbytes as their users call them. A line holds the case,
-and the model's config.json as a dictionary. Every case runs in a fork of this process, so that the libraries are imported once a card.
+brim is not imported here. The steps are torch, transformers, peft and bitsandbytes as their users call them. A line holds the case,
+and the model's config.json as a dictionary. Every case runs in a fork of this process, so that the libraries are imported once per card.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--history", choices=("python", "all"), help="also record every allocation")
     asked = parser.parse_args()
-    import peft  # noqa: F401  (imported once, and found by every fork)
+    import peft  # noqa: F401  (imported once, before the forks)
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -257,7 +257,7 @@ def in_fork(question: dict[str, Any], history: str | None) -> dict[str, Any]:
         torch.cuda._is_in_bad_fork = lambda: False  # nothing was allocated on the device before the fork
         try:
             answer = measure(question["case"], question["config"], history=history)
-        except BaseException as error:  # whatever it is, it is the answer
+        except BaseException as error:  # any failure is reported to the parent
             answer = {"error": f"{type(error).__name__}: {error}"[:400], "where": traceback.format_exc()[-2000:]}
         with os.fdopen(writer, "w") as pipe:
             pipe.write(json.dumps(answer))

@@ -16,10 +16,10 @@ _SHAPES: Final = 4
 _LINE: Final = 300
 
 
-def verdict_of(found: Emulation) -> str:
+def verdict_of(emulation: Emulation) -> str:
     """What was seen, and what was not."""
-    last = found.out_of_memory[-1] if found.out_of_memory else None
-    if found.verdict == "out-of-memory" and last is not None:
+    last = emulation.out_of_memory[-1] if emulation.out_of_memory else None
+    if emulation.verdict == "out-of-memory" and last is not None:
         text = _("does not fit: out of memory ({moment}): {asked} requested, {free} free{where}")
         where = f" ({short_path(last.where)})" if last.where else ""
         return text.format(
@@ -28,32 +28,32 @@ def verdict_of(found: Emulation) -> str:
             free=format_bytes(last.free_bytes),
             where=where,
         )
-    if found.verdict == "failed":
-        if found.unsupported:
-            return _("failed: {feature} is not supported on an emulated card").format(feature=printable(found.unsupported))
-        if not found.error:
-            return _("failed with exit code {code}: see its output above").format(code=found.exit_code)
-        return _("failed with exit code {code}: {error}").format(code=found.exit_code, error=printable(found.error))
-    if found.verdict == "interrupted":
-        return _("interrupted; optimizer steps completed: {steps}").format(steps=found.steps)
-    if found.verdict == "no-torch":
+    if emulation.verdict == "failed":
+        if emulation.unsupported:
+            return _("failed: {feature} is not supported on an emulated card").format(feature=printable(emulation.unsupported))
+        if not emulation.error:
+            return _("failed with exit code {code}: see its output above").format(code=emulation.exit_code)
+        return _("failed with exit code {code}: {error}").format(code=emulation.exit_code, error=printable(emulation.error))
+    if emulation.verdict == "interrupted":
+        return _("interrupted; optimizer steps completed: {steps}").format(steps=emulation.steps)
+    if emulation.verdict == "no-torch":
         return _("unknown: no process of the command imported torch")
-    if found.verdict == "no-cuda":
+    if emulation.verdict == "no-cuda":
         return _("unknown: the command did not use CUDA")
-    if found.verdict == "no-steps":
+    if emulation.verdict == "no-steps":
         return _("ran to its end without an optimizer step")
-    return _fits(found)
+    return _fits(emulation)
 
 
-def _fits(found: Emulation) -> str:
-    steps = _("fits for {count} step") if found.steps == 1 else _("fits for {count} steps")
-    if not found.stopped:
-        steps = _("fits: ran to its end, {count} step") if found.steps == 1 else _("fits: ran to its end, {count} steps")
-    parts = [steps.format(count=found.steps)]
-    if found.longest_sequence is not None:
-        parts.append(_("longest sequence {length}").format(length=found.longest_sequence))
-    if found.out_of_memory:
-        count = len(found.out_of_memory)
+def _fits(emulation: Emulation) -> str:
+    steps = _("fits for {count} step") if emulation.steps == 1 else _("fits for {count} steps")
+    if not emulation.stopped:
+        steps = _("fits: ran to its end, {count} step") if emulation.steps == 1 else _("fits: ran to its end, {count} steps")
+    parts = [steps.format(count=emulation.steps)]
+    if emulation.longest_sequence is not None:
+        parts.append(_("longest sequence {length}").format(length=emulation.longest_sequence))
+    if emulation.out_of_memory:
+        count = len(emulation.out_of_memory)
         text = (
             _("after {count} out-of-memory error that it handled")
             if count == 1
@@ -61,8 +61,8 @@ def _fits(found: Emulation) -> str:
         )
         parts.append(text.format(count=count))
     text = ", ".join(parts)
-    missing = [name for name in ("evaluation", "saving") if name not in found.reached]
-    if not missing or not found.stopped:
+    missing = [name for name in ("evaluation", "saving") if name not in emulation.reached]
+    if not missing or not emulation.stopped:
         return text
     names = {"evaluation": _("evaluation"), "saving": _("saving")}
     return _("{text}; {names} not reached").format(text=text, names=_(" and ").join(names[name] for name in missing))
@@ -85,11 +85,11 @@ def _moment(step: int, phase: str) -> str:
     return phase_of(phase) if phase == "loading" else _("step {step}, {phase}").format(step=step, phase=phase_of(phase))
 
 
-def shapes_of(found: Emulation) -> str:
+def shapes_of(emulation: Emulation) -> str:
     """The shapes of micro-batches, most frequent first."""
     parts = []
     for mode, word in (("training", _("training")), ("evaluation", _("evaluation"))):
-        shapes = [shape for shape in found.shapes if shape.mode == mode]
+        shapes = [shape for shape in emulation.shapes if shape.mode == mode]
         if not shapes:
             continue
         listed = ", ".join(
@@ -156,12 +156,16 @@ def reason_of(reason: Reason) -> str:
     return texts.get(reason.code, reason.code).format(**values)
 
 
-def hint_of(found: Emulation) -> str:
+def hint_of(emulation: Emulation) -> str:
     """What to type next."""
-    if found.verdict == "out-of-memory":
+    if emulation.verdict == "out-of-memory":
         return _("Run it again with --memory 1TiB to see the peak without a limit.")
-    if found.verdict == "failed" and found.error and ("Offline" in found.error or "LocalEntryNotFound" in found.error):
+    if (
+        emulation.verdict == "failed"
+        and emulation.error
+        and ("Offline" in emulation.error or "LocalEntryNotFound" in emulation.error)
+    ):
         return _("The command runs without the Hub. Download models and data sets first, for example with `hf download`.")
-    if found.verdict == "no-torch":
+    if emulation.verdict == "no-torch":
         return _("If the command uses another interpreter, name it: --python FILE.")
     return ""

@@ -197,7 +197,7 @@ def _lock_file(name: str) -> IO[str]:
         text = _("brim's cache folder {folder} cannot be written to: {why}.")
         raise UsageError(
             text.format(folder=cache_folder(), why=error.strerror or error),
-            hint=_("Name another one: BRIM_CACHE=/path/to/folder."),
+            hint=_("Set another folder: BRIM_CACHE=/path/to/folder."),
         ) from error
 
 

@@ -44,7 +44,7 @@ class Peaks:
         """`file:line` of the last call of backward: gradients are allocated in threads that have no Python frames."""
 
     def keep_before_resets(self) -> None:
-        """Read the counters before the script resets them, by whichever of torch's functions: all of them call one of these."""
+        """Read the counters before the script resets them. All reset functions of torch call one of these."""
         native = self._torch._C  # noqa: SLF001
         for name in ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"):
             reset = getattr(native, name, None)
@@ -79,10 +79,10 @@ class Peaks:
 
     def _statistics(self, index: int) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = self._torch._C._cuda_memoryStats(index)  # noqa: SLF001
+            statistics: dict[str, Any] = self._torch._C._cuda_memoryStats(index)  # noqa: SLF001
         except Exception:  # noqa: BLE001 (a device that this process may not use)
             return {}
-        return found
+        return statistics
 
     def counts(self, index: int) -> tuple[int, int]:
         """Allocator retries and out-of-memory errors."""

@@ -283,15 +283,15 @@ class _Entries:
     """The iterator of os.scandir over several folders, each name once."""
 
     def __init__(self, shadow: Shadow, absolute: str, folders: list[str]) -> None:
-        self._found = []
+        self._entries = []
         seen: set[str] = set()
         for folder in folders:
             with shadow.scandir(folder) as entries:
                 for entry in entries:
                     if entry.name not in seen and not (folder == absolute and shadow._is_gone(absolute, entry.name)):  # noqa: SLF001
                         seen.add(entry.name)
-                        self._found.append(entry)
-        self._rest = iter(self._found)
+                        self._entries.append(entry)
+        self._rest = iter(self._entries)
 
     def __iter__(self) -> Any:
         return self._rest
@@ -306,7 +306,7 @@ class _Entries:
         self.close()
 
     def close(self) -> None:
-        """As os.scandir has it."""
+        """Part of the interface of os.scandir; nothing to close."""
 
 
 def default_passed(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:

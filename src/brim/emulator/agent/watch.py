@@ -85,7 +85,7 @@ class Watch:
         os.register_at_fork(after_in_child=self._forked)
 
     def _forked(self) -> None:
-        """A child reports for itself. Its CUDA state, if it makes one, is new."""
+        """A forked child writes its own report and starts with no CUDA state."""
         self._pid = os.getpid()
         self._steps, self._engine_steps, self._is_due = {}, None, False
         self._shapes, self._failures, self._error, self._longest = {}, [], None, 0
@@ -142,7 +142,7 @@ class Watch:
             @functools.wraps(original)
             def counted(*given: Any, _original: Any = original, **options: Any) -> Any:
                 assert self._peaks is not None
-                # Inside a forward (autograd.grad) or another backward (reentrant checkpointing) the outer phase goes on afterwards.
+                # Inside a forward (autograd.grad) or another backward (reentrant checkpointing) the outer phase continues afterwards.
                 is_nested = bool(getattr(self._depth, "now", 0)) or self._in_backward()
                 before = self._phase
                 self._peaks.backward_line = self._caller()
@@ -359,9 +359,9 @@ def shape_of(torch: Any, given: tuple[Any, ...], options: dict[str, Any]) -> tup
         if isinstance(value, torch.Tensor) and value.dim() >= 2:
             return int(value.shape[0]), int(value.shape[1])
     for value in (*given, *options.values()):
-        found = shape_of(torch, (), dict(value)) if isinstance(value, Mapping) else None
-        if found is not None:
-            return found
+        shape = shape_of(torch, (), dict(value)) if isinstance(value, Mapping) else None
+        if shape is not None:
+            return shape
         if isinstance(value, torch.Tensor) and value.dim():
             # Two dimensions of integers are tokens; of other inputs only the rows are known.
             is_tokens = value.dim() == 2 and not value.is_floating_point()

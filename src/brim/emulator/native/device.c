@@ -82,7 +82,7 @@ static Process *self(void) { /* between enter and leave */
     if (mine && mine->pid == getpid()) return mine;
     mine = NULL;
     for (int i = 0; i < PROCESSES && !mine; i++)
-        if (table[i].pid == getpid() || !is_live(&table[i])) mine = &table[i]; /* our own number: of a process that is gone */
+        if (table[i].pid == getpid() || !is_live(&table[i])) mine = &table[i]; /* same pid: left by a process that has exited */
     if (!mine) { fprintf(stderr, "brim: more than %d processes on the emulated card\n", PROCESSES); _exit(1); }
     memset(mine, 0, sizeof *mine);
     mine->pid = getpid();

@@ -43,7 +43,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 if os.environ.get("BRIM_EMULATE_SESSION"):
     try:
         _start_agent(os.path.join(os.path.dirname(_HERE), "agent"))
-    except Exception as error:  # noqa: BLE001 (Python would print it and go on, with nothing to protect the user's files)
+    except Exception as error:  # noqa: BLE001 (Python would print it and continue without protecting the user's files)
         sys.stderr.write(f"brim emulate: failed to start the agent: {type(error).__name__}: {error}\n")
         sys.stderr.flush()
         os._exit(1)
