@@ -43,3 +43,12 @@ def test_a_cpu_build_of_torch_is_named_with_the_cure(cli: Cli, tmp_path: Path) -
     assert done.code == 2
     assert "CPU build of PyTorch (2.13.0+cpu)" in done.err
     assert "torch===" in done.err
+
+
+def test_a_script_that_is_not_executable_is_named_with_the_command(cli: Cli, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print()\n")
+    done = cli("emulate", "--gpu", "t4", "--", str(script))
+    assert done.code == 2
+    assert "is not an executable program" in done.err
+    assert f"python {script}" in done.err.replace("\n", "")

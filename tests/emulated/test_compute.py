@@ -121,3 +121,27 @@ def test_operators_that_are_not_computed_are_listed(on_card: RunOnCard) -> None:
         compute=True,
     )
     assert done.result == {"aten::add.Tensor": "larger than 512 MiB", "aten::_weight_int4pack_mm": "no kernel for the CPU"}
+
+
+def test_triton_kernels_that_are_not_run_are_listed(on_card: RunOnCard) -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    done = on_card(
+        """
+        import brim_card
+        import torch
+        import triton
+        import triton.language as tl
+
+        @triton.jit
+        def doubled(x, count, BLOCK: tl.constexpr):
+            index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+            tl.store(x + index, 2 * tl.load(x + index, mask=index < count), mask=index < count)
+
+        x = torch.ones(100, device="cuda")
+        doubled[(1,)](x, 100, BLOCK=128)
+        result = brim_card.uncomputed_reasons()
+        """,
+        GPU,
+        compute=True,
+    )
+    assert done.result == {"triton::doubled": "Triton kernels are not run"}

@@ -276,6 +276,8 @@ BYPASSES = {
         "os.posix_spawn('/bin/rm', ['rm', '-rf', 'out/checkpoint-1'], {})\n"
         "subprocess.run(['/bin/rm', '-rf', 'out/checkpoint-2'])"
     ),
+    "a stream that is opened again": "import subprocess; subprocess.run('uniq tiny.py out/model.pt; sed -i s/a/b/ out/model.pt', shell=True)",
+    "a path of a descriptor": "file = open('out/model.pt', 'rb'); open(f'/proc/self/fd/{file.fileno()}', 'w').write('a')",
     "a raw descriptor": "import posix; posix.open('out/model.pt', posix.O_WRONLY | posix.O_TRUNC)",
 }
 
@@ -286,6 +288,13 @@ def test_writers_that_are_not_redirected_are_refused(work: Path, code: str) -> N
     line = [sys.executable, "-m", "brim", "emulate", "--gpu", "t4", "--json", "--", sys.executable, "-c", code]
     subprocess.run(line, cwd=work, capture_output=True, timeout=300, check=False)
     assert contents(work) == before
+
+
+def test_output_may_be_opened_by_its_path(work: Path) -> None:
+    code = "import subprocess; open('/dev/stderr', 'w').write('SEEN python'); subprocess.run('echo SEEN shell > /dev/stderr', shell=True)"
+    _record, text = emulate(work, sys.executable, "-c", code, code=1)
+    assert "SEEN python" in text
+    assert "SEEN shell" in text
 
 
 def test_a_data_set_is_saved_and_loaded_again_in_the_shadow(work: Path) -> None:

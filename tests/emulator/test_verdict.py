@@ -30,6 +30,11 @@ OOM = {"type": "OutOfMemoryError", "message": "CUDA out of memory. Tried to allo
         ([process(failures=[{"step": 2}])], 1, "failed"),
         ([process(failures=[{"step": 2}], error={"type": "KeyError", "message": "'a'"})], 1, "failed"),
         ([process(failures=[{"step": 4}])], 0, "out-of-memory"),
+        (
+            [process(steps=0, failures=[{"step": 1}], error={"type": "RuntimeError", "message": "No executable batch size"})],
+            1,
+            "out-of-memory",
+        ),
         ([process(failures=[{"step": 2}], stopped=True)], 0, "fits"),
         ([process(stopped=True)], 1, "fits"),
         ([process(), process(failures=[{"step": 4}], error=OOM)], 1, "out-of-memory"),

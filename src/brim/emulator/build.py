@@ -118,6 +118,11 @@ def interpreter(command: Sequence[str], environment: Mapping[str, str] | None = 
     """The Python that a command will run: itself, the one that its script names (`torchrun`, `accelerate`), else `python` on the path."""
     path = (os.environ if environment is None else environment).get("PATH")
     program = shutil.which(command[0], path=path)
+    if program is None and Path(command[0]).is_file():
+        raise UsageError(
+            _("Cannot run {command}: it is not an executable program.").format(command=command[0]),
+            hint=_("For a Python script: python {command}").format(command=command[0]),
+        )
     if program is None:
         raise UsageError(_("Cannot run {command}: there is no such program.").format(command=command[0]))
     if Path(program).name.startswith("python"):

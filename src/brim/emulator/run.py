@@ -199,7 +199,7 @@ def emulate(
         longest_sequence=max((process["longest"] for process in ranks), default=0) or None,
         world_size=max((process["world_size"] for process in ranks), default=1),
         devices=devices,
-        shapes=_shapes(lead["shapes"]) if lead is not None else (),
+        shapes=_shapes(ranks),
         out_of_memory=tuple(_failure(process, failure) for process in ranks for failure in process["failures"]),
         error=next((_error(process) for process in (*ranks, *processes) if process["error"]), None),
         unsupported=unsupported_feature(processes) if verdict == "failed" else None,
@@ -352,8 +352,8 @@ def _ended_by_memory(process: dict[str, Any]) -> bool:
     if not process["failures"]:
         return False
     error = process["error"]
-    if error is not None:
-        return "OutOfMemory" in error["type"] or "out of memory" in error["message"]
+    if error is not None and ("OutOfMemory" in error["type"] or "out of memory" in error["message"]):
+        return True
     return bool(process["failures"][-1]["step"] > process["steps"])
 
 
@@ -397,13 +397,15 @@ def _error(process: dict[str, Any]) -> str:
     return f"{process['error']['type']}: {process['error']['message']}"
 
 
-def _shapes(counts: list[list[Any]]) -> tuple[SeenShape, ...]:
-    counted: Counter[tuple[str, int, int | None]] = Counter()
-    for mode, rows, length, count in counts:
-        counted[(mode, rows, length)] += count
+def _shapes(ranks: Sequence[dict[str, Any]]) -> tuple[SeenShape, ...]:
+    """The shapes of all ranks; how often, in the rank that had it most often."""
+    counts: Counter[tuple[str, int, int | None]] = Counter()
+    for process in ranks:
+        for mode, rows, length, count in process["shapes"]:
+            counts[mode, rows, length] = max(counts[mode, rows, length], count)
     return tuple(
         SeenShape(mode=mode, rows=rows, length=length, count=count)  # type: ignore[arg-type]
-        for (mode, rows, length), count in counted.most_common()
+        for (mode, rows, length), count in counts.most_common()
     )
 
 

@@ -22,8 +22,9 @@ def verdict_of(emulation: Emulation) -> str:
     if emulation.verdict == "out-of-memory" and last is not None:
         text = _("does not fit: out of memory ({moment}): {asked} requested, {free} free{where}")
         where = f" ({short_path(last.where)})" if last.where else ""
+        moment = _moment(last.step, last.phase)
         return text.format(
-            moment=_moment(last.step, last.phase),
+            moment=_("rank {rank}, {moment}").format(rank=last.rank, moment=moment) if emulation.world_size > 1 else moment,
             asked=format_bytes(last.asked_bytes),
             free=format_bytes(last.free_bytes),
             where=where,
@@ -97,7 +98,7 @@ def shapes_of(emulation: Emulation) -> str:
             + (_(" ({count} times)").format(count=shape.count) if shape.count > 1 else "")
             for shape in shapes[:_SHAPES]
         )
-        more = _(", {count} more shapes").format(count=len(shapes) - _SHAPES) if len(shapes) > _SHAPES else ""
+        more = _(", others: {count}").format(count=len(shapes) - _SHAPES) if len(shapes) > _SHAPES else ""
         parts.append(f"{word} {listed}{more}")
     return "; ".join(parts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -27,7 +28,6 @@ from brim.workload.resolve import Model
 from brim.workload.settings import Settings, read_settings
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable
 
     from brim.prober.prediction import Prediction
@@ -272,7 +272,9 @@ def read_request(
     _check_one_process(question.settings)
     if question.settings.attention == "flash2" and name != "cpu":
         require_flash_attention()
-    warnings = check(question.settings, question.config, where.gpu)
+    warnings = list(check(question.settings, question.config, where.gpu))
+    if name != "cpu" and "BRIM_CARD" in os.environ:
+        warnings.append(_("The GPU is emulated: memory is real, tokens/s and seconds are not."))
     if question.config is None:
         check_module(question.given, has_step=step is not None)
     if not isinstance(question.model, Model):
@@ -291,7 +293,8 @@ def read_request(
         data=lengths,
         max_trials=max_trials,
         time_limit=time_limit,
-        cache=cache and question.config is not None,
+        # `brim emulate` reports the memory of trials, so they must run; and times on an emulated card are not worth keeping.
+        cache=cache and question.config is not None and "BRIM_EMULATED" not in os.environ,
         warnings=tuple(warnings),
         limit_was_asked=memory is not None,
         total_bytes=total,

@@ -54,15 +54,20 @@ static int resolve(int folder, const char *path, char *whole) {
     return length < PATH_MAX ? 0 : -1;
 }
 
+/* /proc/PID/fd/0 to 2: where the output of the command goes. */
+static int is_standard_stream(const char *path) {
+    const char *descriptor = strstr(path, "/fd/");
+    return !strncmp(path, "/proc/", 6) && descriptor && descriptor[4] >= '0' && descriptor[4] <= '2' && !descriptor[5];
+}
+
 /* Nonzero, with errno set, where the file may not be changed. Opening follows a link in the last place, deleting does not. */
 static int is_refused(int folder, const char *path, int follows) {
     const char *writable = getenv("BRIM_CARD_WRITABLE");
     char whole[PATH_MAX], target[PATH_MAX];
     if (!writable || !path || !*path) return 0;
-    static const char *const DEVICES = "/dev:/proc:/sys";
-    if (path[0] == '/' && is_listed(path, DEVICES)) return 0;
-    if (resolve(folder, path, whole)) return 0;
-    if (follows && realpath(whole, target)) {
+    static const char *const DEVICES = "/dev:/proc:/sys", *const STREAMS = "/dev/stdin:/dev/stdout:/dev/stderr";
+    if (resolve(folder, path, whole) || is_listed(whole, STREAMS) || is_standard_stream(whole)) return 0;
+    if (follows && realpath(whole, target)) { /* /proc/self/fd/7 leads to a file */
         if (is_listed(target, writable) || is_listed(target, DEVICES)) return 0;
     } else if (is_listed(whole, writable) || is_listed(whole, DEVICES)) return 0;
     errno = EROFS;
@@ -98,8 +103,44 @@ OPEN(open)
 OPEN(open64)
 OPENAT(openat)
 OPENAT(openat64)
+#define FREOPEN(name)                                                                \
+    FILE *name(const char *path, const char *mode, FILE *stream) {                   \
+        NEXT(name);                                                                  \
+        if (strpbrk(mode, "wa+") && is_refused(AT_FDCWD, path, 1)) return NULL;      \
+        return next(path, mode, stream);                                             \
+    }
+/* Of programs that were compiled with _FORTIFY_SOURCE, without a mode. */
+#define CHECKED_OPEN(name)                                                           \
+    int name(const char *path, int flags);                                           \
+    int name(const char *path, int flags) {                                          \
+        NEXT(name);                                                                  \
+        return writes(flags) && is_refused(AT_FDCWD, path, 1) ? -1 : next(path, flags); \
+    }
+#define CHECKED_OPENAT(name)                                                         \
+    int name(int folder, const char *path, int flags);                               \
+    int name(int folder, const char *path, int flags) {                              \
+        NEXT(name);                                                                  \
+        return writes(flags) && is_refused(folder, path, 1) ? -1 : next(folder, path, flags); \
+    }
+#define TEMPORARY(name, given, passed)                                               \
+    int name given { NEXT(name); return is_refused(AT_FDCWD, path, 0) ? -1 : next passed; }
 FOPEN(fopen)
 FOPEN(fopen64)
+FREOPEN(freopen)
+FREOPEN(freopen64)
+CHECKED_OPEN(__open_2)
+CHECKED_OPEN(__open64_2)
+CHECKED_OPENAT(__openat_2)
+CHECKED_OPENAT(__openat64_2)
+TEMPORARY(mkstemp, (char *path), (path))
+TEMPORARY(mkstemp64, (char *path), (path))
+TEMPORARY(mkostemp, (char *path, int flags), (path, flags))
+TEMPORARY(mkostemp64, (char *path, int flags), (path, flags))
+TEMPORARY(mkstemps, (char *path, int suffix), (path, suffix))
+TEMPORARY(mkstemps64, (char *path, int suffix), (path, suffix))
+TEMPORARY(mkostemps, (char *path, int suffix, int flags), (path, suffix, flags))
+TEMPORARY(mkostemps64, (char *path, int suffix, int flags), (path, suffix, flags))
+char *mkdtemp(char *path) { NEXT(mkdtemp); return is_refused(AT_FDCWD, path, 0) ? NULL : next(path); }
 int creat(const char *path, mode_t mode) { NEXT(creat); return is_refused(AT_FDCWD, path, 1) ? -1 : next(path, mode); }
 int creat64(const char *path, mode_t mode) { NEXT(creat64); return is_refused(AT_FDCWD, path, 1) ? -1 : next(path, mode); }
 int truncate(const char *path, off_t length) { NEXT(truncate); return is_refused(AT_FDCWD, path, 1) ? -1 : next(path, length); }

@@ -57,18 +57,17 @@ const std::set<std::string> COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge"};
 // Write every element of their first argument.
 const std::set<std::string> OVERWRITING = {"bernoulli_", "copy_", "exponential_", "fill_", "normal_", "random_", "uniform_", "zero_"};
 
-// Their integer arguments are indices, which a kernel of the card checks with an assertion: the names of the table and of the indices, and whether
-// negative ones count from the end. Names are without overload and trailing underscore.
+// Their integer arguments are indices, which a kernel of the card checks with an assertion: the names of the table and of the indices.
+// Names are without overload and trailing underscore.
 struct Indexing {
   const char *table, *indices;
-  bool negative;
 };
 const std::map<std::string, Indexing> INDEXING = {
-    {"index", {"self", "indices", true}}, {"_index_put_impl", {"self", "indices", true}}, {"index_fill", {"self", "index", true}},
-    {"index_select", {"self", "index", false}}, {"index_add", {"self", "index", false}}, {"index_copy", {"self", "index", false}},
-    {"gather", {"self", "index", false}}, {"scatter", {"self", "index", false}}, {"scatter_add", {"self", "index", false}},
-    {"scatter_reduce", {"self", "index", false}}, {"nll_loss_forward", {"self", "target", false}}, {"nll_loss2d_forward", {"self", "target", false}},
-    {"_embedding_bag", {"weight", "indices", false}}, {"_embedding_bag_forward_only", {"weight", "indices", false}}};
+    {"index", {"self", "indices"}}, {"_index_put_impl", {"self", "indices"}}, {"index_fill", {"self", "index"}},
+    {"index_select", {"self", "index"}}, {"index_add", {"self", "index"}}, {"index_copy", {"self", "index"}},
+    {"gather", {"self", "index"}}, {"scatter", {"self", "index"}}, {"scatter_add", {"self", "index"}},
+    {"scatter_reduce", {"self", "index"}}, {"nll_loss_forward", {"self", "target"}}, {"nll_loss2d_forward", {"self", "target"}},
+    {"_embedding_bag", {"weight", "indices"}}, {"_embedding_bag_forward_only", {"weight", "indices"}}};
 
 // Composite operators that run kernels of their own; all others call operators that are computed.
 const std::set<std::string> COMPOSITE = {"convolution", "copy_"};
@@ -173,7 +172,7 @@ bool are_accepted(const std::vector<c10::IValue>& values, int64_t most_floats = 
 
 // ---- where values come from: those of a real run, or what is left where an operator was not computed. Kept by storage, until its memory is
 // allocated again. Operators that are not wrapped leave no mark: their floats count as not computed, their integers may be either.
-enum class Origin { COMPUTED, EITHER, NOT_COMPUTED };  // from best to worst
+enum class Origin { FROM_HOST, COMPUTED, EITHER, NOT_COMPUTED };  // from best to worst; FROM_HOST: copied to the card and not changed since
 std::mutex origins_lock;
 std::atomic<bool> tracked{false};  // whether allocations are seen
 std::unordered_map<const void*, Origin>& origins() {
@@ -237,6 +236,13 @@ Origin origin_without_host(const Operator& entry, const std::vector<c10::IValue>
   return is_copied ? origin : Origin::NOT_COMPUTED;
 }
 
+// Of the results of an operator. A copy of a whole tensor has the origin of its source.
+Origin origin_of_results(const Operator& entry, const std::vector<c10::IValue>& arguments, Origin origin) {
+  if (entry.name != "copy_" || !is_whole(arguments[0].toTensor())) return std::max(origin, Origin::COMPUTED);
+  bool from_host = !arguments[1].toTensor().is_cuda() && origin == Origin::COMPUTED;
+  return from_host ? Origin::FROM_HOST : origin;
+}
+
 void mark(const c10::FunctionSchema& schema, const std::vector<c10::IValue>& arguments, const std::vector<c10::IValue>& results, Origin origin) {
   auto set = [&](const at::Tensor& t) { set_origin(t, origin); };
   each_tensor(results, set);
@@ -246,7 +252,7 @@ void mark(const c10::FunctionSchema& schema, const std::vector<c10::IValue>& arg
 
 int64_t most_floats(const Operator& entry, const std::vector<c10::IValue>& arguments, Origin origin) {
   bool to_integer = entry.name == "copy_" && arguments[0].isTensor() && arguments[0].toTensor().defined() && is_integer(arguments[0].toTensor());
-  bool is_mask = to_integer || entry.name == "fill_" || (origin == Origin::COMPUTED && MASK_MAKING.count(entry.name));
+  bool is_mask = to_integer || entry.name == "fill_" || (origin <= Origin::COMPUTED && MASK_MAKING.count(entry.name));
   return is_mask ? STEERING_MASKS : STEERING_FLOATS;
 }
 
@@ -327,7 +333,8 @@ struct PlainDispatch {
   c10::impl::ExcludeDispatchKeyGuard no_python{c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})};
 };
 
-// ---- indices out of range: an assertion inside a kernel, on a real card
+// ---- indices out of range: an assertion inside a kernel, on a real card. Checked are indices as the program copied them to the card (token ids,
+// labels), and only whether they are too large: values that were computed here, or that passed through the host, may not be those of a real run.
 template <typename Error>
 [[noreturn]] void device_assert(const std::string& text) {
   constexpr int32_t cudaErrorAssert = 710;
@@ -337,18 +344,17 @@ template <typename Error>
   else throw c10::Error(here, message);
 }
 
-void check_range(const std::string& name, const at::Tensor& index, int64_t size, bool negative, std::optional<int64_t> ignored = {}) {
+void check_range(const std::string& name, const at::Tensor& index, int64_t size, std::optional<int64_t> ignored = {}) {
   if (!index.defined() || !index.numel() || !size || index.numel() > STEERING_INTEGERS || !is_plain(index)) return;
   if (index.scalar_type() != at::kLong && index.scalar_type() != at::kInt) return;  // a mask
-  if (origin_of(index) != Origin::COMPUTED) return;
+  if (origin_of(index) != Origin::FROM_HOST) return;
   PlainDispatch plain;
   at::Tensor values = same_memory(index);
   if (ignored) values = values.masked_select(values.ne(*ignored));
   if (!values.numel()) return;
-  auto [lowest, highest] = at::aminmax(values);
-  int64_t low = lowest.item<int64_t>(), high = highest.item<int64_t>();
-  if (low >= (negative ? -size : 0) && high < size) return;
-  device_assert<c10::AcceleratorError>(name + ": index " + std::to_string(high >= size ? high : low) + " is out of range for size " + std::to_string(size));
+  int64_t highest = values.max().item<int64_t>();
+  if (highest < size) return;
+  device_assert<c10::AcceleratorError>(name + ": index " + std::to_string(highest) + " is out of range for size " + std::to_string(size));
 }
 
 void check_indices(const c10::OperatorHandle& op, const Operator& entry, const std::vector<c10::IValue>& arguments) {
@@ -357,23 +363,22 @@ void check_indices(const c10::OperatorHandle& op, const Operator& entry, const s
   if (!schema.argumentIndexWithName(entry.indexing->table) || !schema.argumentIndexWithName(entry.indexing->indices)) return;
   const at::Tensor table = named(entry.indexing->table).toTensor();
   const c10::IValue indices = named(entry.indexing->indices);
-  bool negative = entry.indexing->negative;
   if (!indices.isTensor()) {  // one for each dimension, or none; a mask stands for as many as it has
     int64_t dimension = 0;
     for (const c10::IValue& value : indices.toListRef()) {
       const at::Tensor index = value.isTensor() ? value.toTensor() : at::Tensor();
       bool is_mask = index.defined() && (index.scalar_type() == at::kBool || index.scalar_type() == at::kByte);
-      if (dimension < table.dim()) check_range(entry.name == "index" ? "index" : "index_put", index, table.size(dimension), negative);
+      if (dimension < table.dim()) check_range(entry.name == "index" ? "index" : "index_put", index, table.size(dimension));
       dimension += is_mask ? index.dim() : 1;
     }
   } else if (schema.argumentIndexWithName("ignore_index")) {
-    check_range("cross entropy or nll_loss", indices.toTensor(), table.size(table.dim() == 1 ? 0 : 1), negative, named("ignore_index").toInt());
+    check_range("cross entropy or nll_loss", indices.toTensor(), table.size(table.dim() == 1 ? 0 : 1), named("ignore_index").toInt());
   } else if (schema.argumentIndexWithName("dim")) {
     int64_t dimension = table.dim() ? at::maybe_wrap_dim(named("dim").toInt(), table.dim()) : 0;
     bool is_embedding = entry.name == "index_select" && table.dim() == 2 && !dimension && at::isFloatingType(table.scalar_type());
-    check_range(is_embedding ? "embedding or index_select" : entry.name, indices.toTensor(), table.dim() ? table.size(dimension) : 1, negative);
+    check_range(is_embedding ? "embedding or index_select" : entry.name, indices.toTensor(), table.dim() ? table.size(dimension) : 1);
   } else {
-    check_range("embedding_bag", indices.toTensor(), table.size(0), negative);
+    check_range("embedding_bag", indices.toTensor(), table.size(0));
   }
 }
 
@@ -511,7 +516,7 @@ void repeat_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
         not_computed(op, error.what());
       }
     }
-    mark(schema, arguments, results, origin_without_host(entry, arguments, origin));
+    mark(schema, arguments, results, origin_of_results(entry, arguments, origin_without_host(entry, arguments, origin)));
     return;
   }
   try {
@@ -523,7 +528,7 @@ void repeat_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
       if (schema.is_mutable()) replace_non_finite(arguments);
     }
     bool says_nothing = origin == Origin::NOT_COMPUTED && (entry.name == "topk" || asks_for_numbers(entry, arguments));
-    mark(schema, arguments, results, says_nothing ? Origin::EITHER : origin);
+    mark(schema, arguments, results, origin_of_results(entry, arguments, says_nothing ? Origin::EITHER : origin));
   } catch (const std::exception& error) {
     not_computed(op, error.what());
     mark(schema, arguments, results, Origin::NOT_COMPUTED);
@@ -538,8 +543,9 @@ void answer_from_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, t
   Origin origin = origin_of(entry, op.schema(), arguments);
   const c10::IValue& decides = arguments[entry.name == "masked_select" ? 1 : 0];  // on the shape
   Origin shape = decides.isTensor() ? origin_of(decides.toTensor()) : origin;
-  bool accepted = are_accepted(arguments, origin == Origin::COMPUTED ? STEERING_MASKS : STEERING_FLOATS);
-  if (!accepted || shape == Origin::NOT_COMPUTED) shape_not_computed(entry.name);
+  bool accepted = are_accepted(arguments, origin <= Origin::COMPUTED ? STEERING_MASKS : STEERING_FLOATS);
+  bool known = decides.isTensor() ? is_accepted(decides.toTensor(), origin <= Origin::COMPUTED ? STEERING_MASKS : STEERING_FLOATS) : accepted;
+  if (!known || shape == Origin::NOT_COMPUTED) shape_not_computed(entry.name);
   if (!accepted) return entry.original.callBoxed(op, keys, stack);
   torch::jit::Stack host;
   try {
@@ -553,7 +559,7 @@ void answer_from_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, t
   }
   torch::jit::drop(*stack, op.schema().arguments().size());
   for (auto& value : host) stack->push_back(value.isTensor() ? c10::IValue(value.toTensor().to(device)) : value);
-  each_tensor(torch::jit::last(*stack, op.schema().returns().size()).vec(), [&](const at::Tensor& t) { set_origin(t, origin); });
+  each_tensor(torch::jit::last(*stack, op.schema().returns().size()).vec(), [&](const at::Tensor& t) { set_origin(t, std::max(origin, Origin::COMPUTED)); });
 }
 
 // Operators of which only the indices are of interest.

@@ -9,12 +9,14 @@ import ctypes
 import os
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _library: ctypes.CDLL | None = None
+_launched: dict[str, None] = {}
+"""Triton kernels that were launched, with BRIM_CARD_COMPUTE=1."""
 
 
 def autoload() -> None:
@@ -37,35 +39,57 @@ def autoload() -> None:
 
 
 class _ComputedPackages:
-    """Finds modules that register the last kernels of a namespace, and wraps its operators after the import."""
+    """Finds modules of which something must be wrapped after the import."""
 
-    namespaces = {"bitsandbytes.backends.cuda.ops": "bitsandbytes"}  # noqa: RUF012
+    def __init__(self) -> None:
+        self._after_import: dict[str, Callable[[Any], None]] = {
+            "bitsandbytes.backends.cuda.ops": lambda _module: _wrap_operators("bitsandbytes"),
+            "triton.runtime.jit": _note_launches,
+        }
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, _target: object = None) -> ModuleSpec | None:
-        if name not in self.namespaces:
+        if name not in self._after_import:
             return None
         spec = PathFinder.find_spec(name, path)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
-        def exec_module(module: object) -> None:
-            execute(module)  # type: ignore[arg-type]
-            if _library is not None:
-                _library.brim_card_values_of(self.namespaces[name].encode())
+        def exec_module(module: Any) -> None:
+            execute(module)
+            self._after_import[name](module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
+def _wrap_operators(namespace: str) -> None:
+    """Compute the operators of a namespace whose last kernels were just registered."""
+    if _library is not None:
+        _library.brim_card_values_of(namespace.encode())
+
+
+def _note_launches(jit: Any) -> None:
+    """Triton kernels are not run. Those of torch itself implement operators, which are computed."""
+    run = jit.JITFunction.run
+
+    def noted(self: Any, *given: Any, **options: Any) -> Any:
+        if not str(self.fn.__module__).startswith("torch."):
+            _launched.setdefault(f"triton::{self.fn.__name__}")
+        return run(self, *given, **options)
+
+    jit.JITFunction.run = noted
+
+
 def uncomputed() -> list[str]:
-    """Names of operators with float results that BRIM_CARD_COMPUTE=1 did not compute: their results are zeros."""
+    """Names of operators and Triton kernels that BRIM_CARD_COMPUTE=1 did not compute: their float results are zeros."""
     return list(uncomputed_reasons())
 
 
 def uncomputed_reasons() -> dict[str, str]:
     """Why each of them was not computed: no kernel for the CPU, a tensor above the size limit, or the error of the first attempt."""
-    return dict(line.split("\t", 1) for line in _lines("brim_card_uncomputed"))
+    kernels = dict.fromkeys(_launched, "Triton kernels are not run")
+    return kernels | dict(line.split("\t", 1) for line in _lines("brim_card_uncomputed"))
 
 
 def uncomputed_shapes() -> list[str]:
