@@ -19,8 +19,10 @@ from brim.machine.catalogue import find_gpu
 from brim.sizes import GIB, MIB
 
 _FILE_FUNCTIONS = {
-    "chmod", "creat", "creat64", "fchmodat", "fopen", "fopen64", "link", "linkat", "mkdir", "mkdirat", "mkfifo", "open", "open64", "openat",
-    "openat64", "execv", "execve", "execvp", "execvpe", "posix_spawn", "posix_spawnp", "remove", "rename", "renameat", "renameat2", "rmdir", "symlink", "symlinkat", "truncate", "truncate64", "unlink", "unlinkat",
+    "__open64_2", "__open_2", "__openat64_2", "__openat_2", "chmod", "creat", "creat64", "execv", "execve", "execvp", "execvpe", "fchmodat",
+    "fopen", "fopen64", "freopen", "freopen64", "link", "linkat", "mkdir", "mkdirat", "mkdtemp", "mkfifo", "mkostemp", "mkostemp64",
+    "mkostemps", "mkostemps64", "mkstemp", "mkstemp64", "mkstemps", "mkstemps64", "open", "open64", "openat", "openat64", "posix_spawn",
+    "posix_spawnp", "remove", "rename", "renameat", "renameat2", "rmdir", "symlink", "symlinkat", "truncate", "truncate64", "unlink", "unlinkat",
 }  # fmt: skip
 
 
