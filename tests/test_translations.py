@@ -44,6 +44,7 @@ SAME_IN_BOTH: Final = {
     "GPU",
     "flash",
     "the Hub",
+    "rank {rank}, {moment}",
     "{path}: {key}: {why}",
     "{where}: {field}: {why}.",
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from brim.machine.host import cache_folder, cgroup_cpu_quota, cgroup_memory, host, oom_kills
+from brim.machine.host import cache_folder, cgroup_cpu_quota, cgroup_memory, host, multiplies_bf16, oom_kills
 from brim.sizes import GIB, MIB
 
 
@@ -157,3 +157,16 @@ def test_the_cache_folder_follows_its_variables(monkeypatch: pytest.MonkeyPatch,
     assert cache_folder() == tmp_path / ".cache/brim"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == tmp_path / ".cache/brim"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "has_instructions"),
+    [
+        ("flags\t\t: sse2 avx512f avx512_vnni\n", False),
+        ("flags\t\t: avx512f avx512_bf16\n", True),
+        ("Features\t: fp asimd bf16\n", True),
+        ("processor\t: 0\n", True),
+    ],
+)
+def test_the_processors_features_say_whether_it_multiplies_bf16(tmp_path: Path, cpuinfo: str, has_instructions: bool) -> None:
+    assert multiplies_bf16(_tree(tmp_path, {"proc/cpuinfo": cpuinfo})) is has_instructions

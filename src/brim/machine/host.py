@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -180,6 +182,13 @@ def _processor(root: Path) -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+@cache
+def multiplies_bf16(root: Path = Path("/")) -> bool:
+    """Whether the processor has instructions for bfloat16 products; True where /proc/cpuinfo does not list its features."""
+    features = re.search(r"^(?:flags|Features)\s*:(.*)$", _text(root / "proc/cpuinfo"), re.MULTILINE)
+    return features is None or not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(features[1].split())
 
 
 def _name(folder: Path, root: Path) -> str:

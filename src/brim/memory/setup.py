@@ -55,6 +55,8 @@ class Target:
     compute_capability: tuple[int, int] | None = None
     threads: int = 1
     """CPU: OpenMP threads, each of which has a scratch buffer in attention."""
+    multiplies_bf16: bool = True
+    """CPU: it has instructions for bfloat16 products. Without them, oneDNN adds a product up in a float32 buffer of the result's size."""
 
     @classmethod
     def of_gpu(cls, gpu: GPU) -> Target:

@@ -9,6 +9,7 @@ from typing import Literal
 from brim.errors import UsageError
 from brim.locale import _
 from brim.machine.catalogue import find_gpu, generic_gpu
+from brim.machine.host import multiplies_bf16
 from brim.machine.records import GPU
 from brim.memory.outside import Outside, outside
 from brim.memory.setup import Target
@@ -46,7 +47,7 @@ class Where:
     def target(self) -> Target:
         """What kernels run there. The choice of kernels changes at compute capability 8.0 and nowhere else."""
         if self.gpu is None:
-            return Target("cpu", threads=_threads())
+            return Target("cpu", threads=_threads(), multiplies_bf16=multiplies_bf16())
         return Target("cuda", _OLDEST_ASSUMED if self.compute_capability >= _OLDEST_ASSUMED else (7, 5))
 
     @property

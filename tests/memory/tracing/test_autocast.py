@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from brim.machine.host import multiplies_bf16
 from brim.memory.setup import Setup, Target
 from brim.memory.tracing.autocast import Autocast, policies
+from brim.memory.tracing.kernels import scratch_of
 from brim.memory.tracing.reference import trace_step
 
 TINY = {
@@ -111,7 +113,7 @@ def test_a_step_on_the_cpu_needs_what_the_trace_says(checkpointing: str) -> None
     setup = Setup(
         config=TINY, task="causal-lm", micro_batch=2, length=64, padded=False, precision="amp-bf16", checkpointing=checkpointing
     )
-    target = Target("cpu", threads=torch.get_num_threads())
+    target = Target("cpu", threads=torch.get_num_threads(), multiplies_bf16=multiplies_bf16())
     peaks = trace_step(setup, target).trace.peaks()
     traced = max(size for place, size in peaks.items() if place.round == 1)
 
@@ -163,3 +165,11 @@ def test_lora_keeps_the_frozen_base_in_half_precision_and_adapters_in_float32() 
     setup = Setup(config=TINY, task="causal-lm", micro_batch=1, length=16, method="lora", precision="amp-fp16")
     dtypes = {parameter.requires_grad: parameter.dtype for parameter in build_model(setup).parameters()}
     assert dtypes == {False: torch.float16, True: torch.float32}
+
+
+def test_without_bf16_instructions_a_product_takes_a_float32_buffer() -> None:
+    left, right = meta(3, 128, 64, dtype=torch.bfloat16), meta(3, 64, 96, dtype=torch.bfloat16)
+    plain = Target("cpu", threads=2, multiplies_bf16=False)
+    assert scratch_of(plain, torch.ops.aten.mm.default, (left[0], right[0]), {}).after == (("aten::mm", (4 * 128 * 96 + 128,)),)
+    assert scratch_of(plain, torch.ops.aten.bmm.default, (left, right), {}).after == (("aten::bmm", (4 * 2 * 128 * 96 + 128,)),)
+    assert scratch_of(Target("cpu"), torch.ops.aten.mm.default, (left[0], right[0]), {}).after == ()

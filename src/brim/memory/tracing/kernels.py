@@ -35,6 +35,8 @@ AttentionKernel = Literal["flash", "efficient", "math"]
 HALF = (torch.float16, torch.bfloat16)
 _FLASH_HEAD_LIMIT = 256
 _POINTWISE = frozenset(getattr(torch.ops.aten, name).Tensor for name in ("add", "sub", "mul", "div"))
+_PRODUCTS = frozenset(getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm"))
+_ONEDNN_ALIGNMENT = 128
 # The experts of a mixture, multiplied in one call; on meta tensors only bfloat16 is taken.
 _GROUPED_PRODUCTS = tuple(
     found for found in (getattr(F, "grouped_mm", None), getattr(torch, "_grouped_mm", None)) if found is not None
@@ -67,6 +69,10 @@ def scratch_of(target: Target, operator: Any, arguments: Any, keywords: Any) -> 
             return _after(operator, *(side.numel() * common.itemsize for side in (left, right) if side.dtype != common))
     if operator is torch.ops.aten._safe_softmax.default:
         return _safe_softmax(arguments, keywords)
+    if operator in _PRODUCTS and not target.multiplies_bf16 and arguments[-1].dtype == torch.bfloat16:
+        left, right = arguments[-2:]
+        matrices = min(target.threads, left.shape[0]) if left.dim() == 3 else 1
+        return _after(operator, 4 * matrices * left.shape[-2] * right.shape[-1] + _ONEDNN_ALIGNMENT)
     return _NOTHING
 
 
