@@ -14,13 +14,16 @@ READY_CUDA := $(VENV_CUDA)/.ready
 VENV_CUDA12  ?= .venv-cuda12
 READY_CUDA12 := $(VENV_CUDA12)/.ready
 
-.PHONY: demo test test-all test-emulated test-emulated-all test-emulated-cuda12 emulator emulator-cuda12 lint format bench translations clean
+.PHONY: demo test test-long test-all test-emulated test-emulated-all test-emulated-cuda12 emulator emulator-cuda12 lint format bench translations clean
 
 demo: $(READY)  ## the main job on the embedded default
 	@$(BIN)/brim demo
 
-test: $(READY)  ## everything but the slow suites
-	@$(PYTEST) -m "not slow"
+test: $(READY)  ## everything but the long and the slow tests
+	@$(PYTEST) -m "not slow and not long"
+
+test-long: $(READY)  ## tests of ten seconds and more, or of several processes
+	@$(PYTEST) -m "long and not slow"
 
 test-all: $(READY)  ## the slow suites too
 	@$(PYTEST) --hypothesis-profile new

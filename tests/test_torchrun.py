@@ -66,6 +66,7 @@ def test_a_failure_is_not_tried_again_and_shows_what_was_said(monkeypatch: pytes
     assert (tmp_path / "starts").read_text() == "x"
 
 
+@pytest.mark.long
 def test_what_does_not_end_is_asked_to_and_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     program = """
 import signal, sys, time

@@ -128,6 +128,7 @@ def shapes_of(found: Budget) -> st.SearchStrategy[tuple[int, ...]]:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.parametrize("name", ["cpu", "t4", "alone", "pairs"])
+@pytest.mark.long
 def test_neither_bytes_nor_seconds_fall_with_more_or_longer_sequences(folder: Path, name: str, data: st.DataObject) -> None:
     model, wishes = MODELS[name]
     found = made(str(folder / model), **wishes)

@@ -68,6 +68,7 @@ def test_every_configuration_shown_is_exact_fits_and_is_allowed(tiny: str, effec
     _check_each(found, effective_batch)
 
 
+@pytest.mark.long
 def test_engines_that_shard_are_weighed_against_each_other(tiny: str) -> None:
     found = brim.plan(tiny, gpu="t4*3", seq_len=512, effective_batch=7)
     assert found.fits
@@ -75,6 +76,7 @@ def test_engines_that_shard_are_weighed_against_each_other(tiny: str) -> None:
     assert {each.sharding for each in _shown(found)} > {"ddp"} or len({each.sharding for each in _shown(found)}) > 1
 
 
+@pytest.mark.long
 def test_more_memory_never_makes_the_best_plan_slower(tiny: str) -> None:
     seconds: list[float] = []
     for size in (700, 900, 1200, 1600, 2400, 4000, 8000, 16000):
@@ -209,6 +211,7 @@ def test_a_t4_gets_half_precision_without_bfloat16_and_without_flash() -> None:
     assert best.reasons
 
 
+@pytest.mark.long
 def test_a_small_t5_on_two_rtx_3080() -> None:
     def of(host: str) -> Candidate:
         found = brim.plan(

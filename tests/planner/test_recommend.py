@@ -31,6 +31,7 @@ def test_the_answer_holds_together() -> None:
     assert MODELS["1b"] in said
 
 
+@pytest.mark.long
 def test_a_classifier_has_no_logits_over_the_vocabulary_and_needs_less() -> None:
     generation, classification, qa = (recommend_batch_size("1b", 12, task) for task in ("generation", "classification", "qa"))
     assert classification["memory_per_sample"] < generation["memory_per_sample"]

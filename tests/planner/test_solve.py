@@ -63,6 +63,7 @@ def test_more_memory_never_gives_a_smaller_micro_batch_or_a_shorter_sequence(lla
     assert lengths == sorted(lengths)
 
 
+@pytest.mark.long
 def test_the_longest_sequence_is_a_multiple_of_128_and_the_next_does_not_fit(llama: str) -> None:
     found = solve(llama, "seq-len", gpu="1GiB", micro_batch=4, checkpointing="none")
     length = int(found.answers[0].value)

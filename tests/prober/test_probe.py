@@ -213,6 +213,7 @@ def test_a_size_below_the_effective_batch_is_examined_among_gradients(tiny: str)
     assert not alone.exam(5).accumulates
 
 
+@pytest.mark.long
 def test_the_effective_batch_in_one_piece_is_tried_though_smaller_pieces_take_more(tmp_path: Path, one_server: None) -> None:
     (tmp_path / "config.json").write_text(json.dumps(WIDE), encoding="utf-8")
     for _attempt in range(4):  # the whole takes 112 to 117 of 120 MiB, as the heap happens to grow

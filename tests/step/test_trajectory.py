@@ -210,6 +210,7 @@ def test_the_slices_of_a_step_leave_the_trajectory_as_it_is(
 
 
 @pytest.mark.parametrize("family", [pytest.param("gpt2", marks=pytest.mark.slow), "qwen2"])
+@pytest.mark.long
 def test_other_architectures_with_tied_embeddings_keep_theirs_too(lab: Lab, family: Family) -> None:
     one, eight = (lab.run(lab.recipe(f"{family}-{limit}", family=family, limit=limit)) for limit in (1, 8))
     check_same(eight, one)
@@ -274,6 +275,7 @@ def check_one_after_two(lab: Lab, recipe: Recipe, reference: Trajectory) -> None
     assert [header.world_size for header in resumed.ledger.headers] == [2, 1]
 
 
+@pytest.mark.long
 def test_one_rank_goes_on_where_one_of_two_was_killed(two_ranks: Lab, reference: Trajectory) -> None:
     check_one_after_two(two_ranks, two_ranks.recipe("trainer-killed", way="trainer"), reference)
 

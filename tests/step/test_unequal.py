@@ -47,6 +47,7 @@ def farthest(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> 
 
 
 @pytest.mark.parametrize("scenario", ["own_budgets", "memory_only"])
+@pytest.mark.long
 def test_three_unequal_ranks_have_the_gradients_and_the_weights_of_one_process(
     ranks: Found, alone: dict[str, Any], scenario: str
 ) -> None:

@@ -178,6 +178,7 @@ def check_files(folder: Path) -> None:
     ],
     ids=["writing-and-deleting", "renaming"],
 )
+@pytest.mark.long
 def test_a_process_that_is_killed_while_it_saves_leaves_whole_checkpoints(
     server: ForkServer, whole: Any, tmp_path: Path, moments: tuple[str, ...], left: list[str]
 ) -> None:

@@ -106,6 +106,7 @@ def is_like(folder: Path, alone: Path, *, within: float = 1e-4) -> None:
         *(pytest.param(sharding, 3, marks=slow) for sharding in ENGINES if sharding != "fsdp"),
     ],
 )
+@pytest.mark.long
 def test_every_engine_takes_the_steps_of_one_process(model: Path, alone: Path, tmp_path: Path, sharding: str, ranks: int) -> None:
     _need(sharding)
     result = train(model, tmp_path / "run", gpus=ranks, sharding=sharding)
@@ -145,6 +146,7 @@ def test_so_it_does_with_a_part_in_the_hosts_memory(
         pytest.param((("ddp", 3), ("fsdp", 2)), marks=slow),
     ],
 )
+@pytest.mark.long
 def test_a_run_goes_on_under_another_engine_on_another_number_of_ranks(
     model: Path, alone: Path, tmp_path: Path, way: tuple[tuple[str, int], tuple[str, int]]
 ) -> None:
@@ -169,6 +171,7 @@ def _moments(*quick: str) -> list[Any]:
 
 @pytest.mark.parametrize("where", _moments("1:3:forward"))
 @pytest.mark.parametrize("sharding", ["fsdp", pytest.param("zero3", marks=slow)])
+@pytest.mark.long
 def test_out_of_memory_on_one_rank_of_a_sharded_model_starts_all_anew_with_smaller_slices(
     model: Path, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharding: str, where: str
 ) -> None:
@@ -195,6 +198,7 @@ def test_out_of_memory_on_one_rank_of_a_sharded_model_starts_all_anew_with_small
 
 
 @pytest.mark.parametrize("where", _moments("1:2:backward"))
+@pytest.mark.long
 def test_out_of_memory_on_one_rank_of_data_parallelism_is_survived_in_place(
     model: Path, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -224,6 +228,7 @@ def test_out_of_memory_in_the_optimizer_ends_the_run_and_leaves_the_last_checkpo
 @pytest.mark.parametrize(
     ("sharding", "victim"), [("ddp", 1), *(pytest.param(*each, marks=slow) for each in (("ddp", 0), ("fsdp", 1), ("zero3", 0)))]
 )
+@pytest.mark.long
 def test_a_rank_that_is_killed_ends_the_others_and_fewer_ranks_go_on(
     model: Path, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharding: str, victim: int
 ) -> None:

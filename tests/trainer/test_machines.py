@@ -42,6 +42,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+@pytest.mark.long
 def test_a_first_machine_that_refuses_ends_the_others_with_its_reason(tmp_path: Path) -> None:
     model, port = write_model(tmp_path / "model"), free_port()
     words = (str(model), "--data", str(data_file()), "-o", str(tmp_path / "run"), "--memory", "4MiB")
@@ -141,6 +142,7 @@ def test_a_dry_run_of_the_first_machine_is_told_to_the_others(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.long
 def test_ctrl_c_while_the_processes_start_ends_them_all_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
@@ -163,6 +165,7 @@ def test_ctrl_c_while_the_processes_start_ends_them_all_at_once(
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.long
 def test_who_is_killed_when_its_child_has_just_begun_leaves_nobody_behind(tmp_path: Path, ranks: int) -> None:
     model = write_model(tmp_path / "model")
     asked = [word for word in ASKED if word not in {"--nodes", "2"}]

@@ -26,6 +26,7 @@ def on_two_ranks(folder: Path) -> Both:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.long
 def test_two_ranks_take_the_steps_of_one_and_neither_waits_for_the_other_without_end(tmp_path: Path) -> None:
     both = on_two_ranks(tmp_path)
     check_trainer(both["plain"], tmp_path / "plain", tmp_path / "alone")

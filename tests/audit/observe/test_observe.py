@@ -123,6 +123,7 @@ def _torchrun(folder: Path) -> list[str]:
     return [*command[:place], str(SCRIPTS / "ranks.py"), *command[place + 2 :]]
 
 
+@pytest.mark.long
 def test_two_ranks_under_torchrun(tmp_path: Path) -> None:
     found = observe(_torchrun(tmp_path / "watched"), output=tmp_path / "run", source=False, environment=torchrun.environment())
     assert found.exit_code == 0
@@ -201,6 +202,7 @@ def test_the_exit_code_and_the_output_are_the_scripts(
     assert found.ledger is None
 
 
+@pytest.mark.long
 def test_a_crash_looks_as_it_would_alone_and_what_was_seen_is_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     found = watched(tmp_path, "odd.py", "crash")
     out, err = capfd.readouterr()

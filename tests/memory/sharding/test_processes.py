@@ -45,6 +45,7 @@ def far(*names: str) -> dict[str, float]:
 
 
 @pytest.mark.timeout(1600)
+@pytest.mark.long
 def test_two_processes_hold_what_was_predicted() -> None:
     # One call for all engines: what takes long is importing what they need, in each process.
     engines = ("fsdp", *ZERO) if HAS_DEEPSPEED else ("fsdp",)
