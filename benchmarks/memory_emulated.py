@@ -8,7 +8,7 @@
 Cases are drawn by seed (`emulated/draw.py`). Each is trained for three steps by plain torch, transformers, peft and bitsandbytes
 (`brim/emulator/training.py`, a program that does not import brim) on an emulated card with unlimited memory; `brim.estimate`
 predicts the same case. The table compares `torch.cuda.max_memory_allocated` and `max_memory_reserved` with the prediction;
-positive errors mean that brim predicts more. Exit code 1 if a bar is missed.
+positive errors mean that brim predicts too much. Exit code 1 if an accuracy bar is missed.
 
 With `--sharded`, cases are drawn by `emulated/draw_sharded.py` and trained under torchrun, one card per rank, by plain torch,
 transformers, peft and deepspeed (`emulated/sharded_training.py`). The rank with the highest peak is compared; the file holds the
@@ -53,12 +53,12 @@ _DEFAULTS: Case = {
 _KNOWN_CAUSES: tuple[tuple[dict[str, Any], str], ...] = (
     ({"model": "m2m100-418m"}, "LayerDrop skips layers at random, which fragments the cache"),
 )
-"""Why some cases are outside of the bars: fields of such a case, and the cause."""
+"""Known causes of errors outside of the bars: fields that such a case has, and the cause."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """The largest errors that pass, in percent."""
+    """Accuracy that the predictions must reach. Errors are in percent."""
 
     median: float
     high_end: float
@@ -66,7 +66,7 @@ class Bar:
     low: float
     high: float
     outside: float
-    """The share of cases that may be below `low` or above `high`."""
+    """The largest share of cases (0 to 1) with errors below `low` or above `high`."""
 
     def judge(self, name: str, errors: list[float]) -> bool:
         """Print a line of percentiles and return whether the bar is met."""
@@ -110,7 +110,7 @@ def complete(case: Case) -> Case:
 def measure(
     cases: list[Case], runner: list[str], python: str, results: Path, *, history: str | None = None
 ) -> list[dict[str, Any]]:
-    """Train every case, card by card, and append each result to the file at once."""
+    """Train all cases, grouped by card. Each result is appended to the file as soon as it is there."""
     by_machine: dict[tuple[str, int], list[Case]] = defaultdict(list)
     for case in cases:
         by_machine[case["gpu"], case.get("gpus", 1)].append(case)
@@ -141,7 +141,7 @@ def measure(
 
 
 def _program(cases: Path, ranks: int, *, is_sharded: bool) -> list[str]:
-    """The reference training on one device, which reads stdin, or on several ranks."""
+    """Arguments for Python: the reference training on one device, which reads the cases from stdin, or on several ranks."""
     if not is_sharded:
         return [str(_TRAINING)]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]

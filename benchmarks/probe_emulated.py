@@ -1,18 +1,18 @@
-"""The answers of `brim probe` against brute force, on emulated cards with the real CUDA build of torch.
+"""Compares `brim probe` with brute force, on emulated cards with the real CUDA build of torch.
 
     python benchmarks/probe_emulated.py [--only 3 --only 7] [-o results.jsonl]
 
 Both look for the largest micro-batch that trains on a card of a few GiB. `brim probe` predicts, tries a few sizes and stops. Brute force
-(`emulated/largest.py`) is plain torch, transformers, peft and bitsandbytes: every size in its own process, three optimizer steps.
-Its answer is the size that trains while the next two do not. It tries the probe's answer first, then bisects.
+(`emulated/largest.py`) trains every size for three optimizer steps in its own process, with plain torch, transformers, peft and
+bitsandbytes. Its result is a size that trains while the next two sizes do not. It tries the result of the probe first, then bisects.
 
-Both use the same limit: the memory of the card, CUDA context included, less the margin of a probe (2 percent, at least 2 MiB). It is set
-with `torch.cuda.set_per_process_memory_fraction`. Both use the same verdict: a size trains if no step runs out of memory and the allocator
+Both use the same limit, set with `torch.cuda.set_per_process_memory_fraction`: the memory of the card, CUDA context included, minus the
+margin of a probe (2 percent, at least 2 MiB). Both use the same criterion: a size trains if no step runs out of memory and the allocator
 does not have to release its cache in every step (see `emulated/largest.py`). Brute force trains without a mask in one process and with a
-mask in another, because attention may use a different kernel. A probe runs both in one process, and also mixed lengths, an evaluation and
-a save.
+mask in another, because attention may use a different kernel. A probe does both in one process, and also trains mixed lengths, evaluates
+and saves.
 
-Prints a table; exit code 1 if any answer differs. Needs an interpreter with the CUDA build of torch: `--python`, by default
+Prints a table; exit code 1 if any result differs. Needs an interpreter with the CUDA build of torch: `--python`, by default
 `.venv-cuda/bin/python` (`make emulator`).
 """
 
@@ -76,11 +76,11 @@ def on_card(
 
 
 def probe_result(spec: Case, runner: list[str], python: str) -> dict[str, Any]:
-    """The answer of `brim probe`, its number of trials and the error of its prediction."""
+    """The result of `brim probe`, its number of trials and the error of its prediction."""
     words = [python, "-m", "brim", "probe", spec["model"], "--objective", "largest", "--fresh", "--json"]
     for name in ("method", "precision", "optimizer", "seq_len", "checkpointing", "attention", "accumulation"):
         words += [f"--{name.replace('_', '-')}", str(spec[name])]
-    with tempfile.TemporaryDirectory() as cache:  # without traces and measurements of earlier probes, but with the compiled card
+    with tempfile.TemporaryDirectory() as cache:  # an empty cache, so that no earlier probe is reused, with the compiled card
         emulator = cache_folder() / "emulator"
         emulator.mkdir(parents=True, exist_ok=True)
         (Path(cache) / "emulator").symlink_to(emulator.resolve(), target_is_directory=True)
@@ -97,12 +97,16 @@ def brute_force_result(spec: Case, runner: list[str], python: str, guess: int | 
     done = on_card(spec, runner, [python, str(_LARGEST)], json.dumps({"case": complete, "config": config, "guess": guess}) + "\n")
     if done.returncode or not done.stdout.strip():
         return {"error": done.stderr.strip()[-400:]}
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def name_of(spec: Case) -> str:
-    extra = [word for word, has in (("checkpointing", spec["checkpointing"] == "full"), ("x2", spec["accumulation"] > 1)) if has]
+    extra = [
+        word
+        for word, applies in (("checkpointing", spec["checkpointing"] == "full"), ("x2", spec["accumulation"] > 1))
+        if applies
+    ]
     words = [spec["gpu"], spec["memory"], spec["model"], spec["method"], spec["precision"], spec["optimizer"]]
     return " ".join([*words, str(spec["seq_len"]), *extra])
 
@@ -128,15 +132,15 @@ def main() -> int:
         equal += is_equal
         difference = "" if is_equal else f"  DIFFERS {probe.get('error', '')} {brute_force.get('error', '')}"
         error = f"{probe['versus']:+.1%}" if "versus" in probe else "-"
-        answers = (
+        columns = (
             f"{probe.get('largest', '-'):>5}  {brute_force.get('largest', '-'):>11}  {probe.get('trials', '-'):>6}  {error:>9}"
         )
-        print(f"{number:2}  {name_of(spec):78}  {answers}{difference}", flush=True)
+        print(f"{number:2}  {name_of(spec):78}  {columns}{difference}", flush=True)
         if options.output is not None:
             seconds = round(time.monotonic() - began, 1)
             with options.output.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"case": spec, "probe": probe, "brute_force": brute_force, "seconds": seconds}) + "\n")
-    print(f"{equal} of {total} answers are equal.")
+    print(f"{equal} of {total} results are equal.")
     return 0 if equal == total else 1
 
 

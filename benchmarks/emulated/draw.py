@@ -34,7 +34,7 @@ _BATCHES = (1, 1, 2, 2, 3, 4, 4, 6, 8, 8, 12, 16, 32)
 
 
 def draw(count: int, seed: int) -> list[Case]:
-    """`count` different cases. A longer list begins with the cases of a shorter one."""
+    """`count` different cases. With the same seed, a longer list begins with the cases of a shorter one."""
     randomness = random.Random(f"brim/memory_emulated/{seed}")
     cases: list[Case] = []
     while len(cases) < count:

@@ -24,7 +24,7 @@ _MAX_TOKENS = 2048
 
 
 def draw_sharded(count: int, seed: int) -> list[Case]:
-    """`count` different cases. A longer list begins with the cases of a shorter one."""
+    """`count` different cases. With the same seed, a longer list begins with the cases of a shorter one."""
     randomness = random.Random(f"brim/memory_emulated/sharded/{seed}")
     cases: list[Case] = []
     while len(cases) < count:

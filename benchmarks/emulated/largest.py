@@ -1,12 +1,13 @@
-"""The largest micro-batch that trains, by trying: one JSON line with a case and the model's config on stdin, one with the answer on stdout.
+"""Finds the largest micro-batch that trains, by brute force. Reads one JSON line (a case and the model's config), prints another.
 
     python -m brim.emulator --gpu t4 --memory 2GiB -- python benchmarks/emulated/largest.py < case.jsonl
 
-brim is not imported here. Every size runs in processes of its own: forks of this one, which has imported the libraries and has no context
-on the card. One trains without a mask, one with a mask, because attention may use a different kernel. A size trains if in both of them
-three optimizer steps finish without an out-of-memory error and the allocator does not have to release its cache in every step. If it
-released the cache in the first steps, one of the two later pairs of steps must run without doing so.
-The answer is the size that trains while the next two do not. A guess, if given, is tried first; otherwise sizes are bisected.
+brim is not imported here. Every size runs in two forks of this process, which has imported the libraries and has no context on the card.
+One trains without a mask, one with a mask, because attention may use a different kernel. A size trains if in both forks three optimizer
+steps finish without an out-of-memory error and the allocator does not have to release its cache in every step. If it released the cache in
+the first three steps, one of the two following pairs of steps must run without a release.
+
+The result is a size that trains while the next two sizes do not. A guess, if given, is tried first; otherwise sizes are bisected.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _MARGIN, _LEAST_MARGIN = 0.02, 2 << 20
 
 
 def trains(case: dict[str, Any], config: dict[str, Any]) -> bool:
-    """Run three steps under the limit: the card's memory less the margin and less what this process holds besides tensors."""
+    """Run three steps under the limit: the card's memory minus the margin and minus the CUDA context of this process."""
     free, total = torch.cuda.mem_get_info()
     room = total - max(int(_MARGIN * total), _LEAST_MARGIN) - (total - free)
     torch.cuda.set_per_process_memory_fraction(room / total)
@@ -84,12 +85,12 @@ def trains_in_fork(case: dict[str, Any], config: dict[str, Any], size: int) -> b
         os.close(reader)
         torch.cuda._is_in_bad_fork = lambda: False  # nothing was allocated on the device before the fork
         try:
-            answer = {"trains": trains({**case, "micro_batch": size}, config)}
+            result = {"trains": trains({**case, "micro_batch": size}, config)}
         except torch.OutOfMemoryError:
-            answer = {"trains": False}
+            result = {"trains": False}
         except BaseException as error:
-            answer = {"error": f"{type(error).__name__}: {error}"[:400]}  # type: ignore[dict-item]
-        os.write(writer, json.dumps(answer).encode())
+            result = {"error": f"{type(error).__name__}: {error}"[:400]}  # type: ignore[dict-item]
+        os.write(writer, json.dumps(result).encode())
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as pipe:
@@ -128,10 +129,10 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     request = json.loads(sys.stdin.readline())
     try:
-        answer = largest(request["case"], request["config"], request.get("guess"))
+        result = largest(request["case"], request["config"], request.get("guess"))
     except RuntimeError as error:
-        answer = {"error": str(error)}
-    print(json.dumps(answer), flush=True)
+        result = {"error": str(error)}
+    print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Compare torch's own memory history with the predicted requests, and find the first allocation that differs.
+"""Compares torch's memory history with the predicted requests and finds the first allocation that differs.
 
-Both sides are streams of allocations and frees. They are aligned like two texts in a diff: at a mismatch, the fewest events are skipped
-after which both streams agree again, and the skipped events are the difference. Sizes are compared as the allocator rounds them.
+Both are streams of allocations and frees. They are aligned like two texts in a diff: at a mismatch, as few events as possible are skipped
+until both streams agree again, and the skipped events are the difference. Sizes are compared as the allocator rounds them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ _ROUND = 512
 _AGREE = 6
 """Consecutive events that must be equal before the streams count as aligned again."""
 _WINDOW = 400
+"""At most twice as many events are skipped at a mismatch."""
 _NEIGHBOURS = 4
+"""Equal events that are printed before and after the first difference."""
 _MAX_PRINTED = 400
 
 
@@ -86,7 +88,7 @@ def innermost_frame(frames: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Difference:
-    """Events of each side that the other side does not have."""
+    """Events of each stream that the other stream does not have."""
 
     real_at: int
     predicted_at: int
@@ -111,7 +113,7 @@ def align(real: list[Event], predicted: list[Event]) -> Iterator[Difference]:
 
 
 def _realign(real: list[Event], left: int, predicted: list[Event], right: int) -> tuple[int, int] | None:
-    """The fewest events to skip on the two sides until the streams agree again."""
+    """The smallest numbers of events to skip in the two streams until they agree again."""
     for total in range(1, 2 * _WINDOW):
         for skipped in range(total + 1):
             start, other = left + skipped, right + total - skipped

@@ -1,11 +1,11 @@
-"""Plain training steps of several ranks, one CUDA device each: reads a file of cases, prints torch's own peaks as JSON lines.
+"""Plain training steps on several ranks, one CUDA device each: reads a file of cases, prints torch's own peaks as JSON lines.
 
     python -m brim.emulator --gpu t4 --count 2 --memory 1024GiB -- \\
         python -m torch.distributed.run --standalone --nproc-per-node 2 benchmarks/emulated/sharded_training.py cases.jsonl
 
 brim is not imported here. torch, transformers, peft and deepspeed are called as their users call them, with the settings of `brim train`
-and of the files that brim emits (brim/trainer/sharding, brim/planner/emit/deepspeed.py). DDP is torch's wrapper. Model, batch and optimizer
-are those of the reference training on one device (brim/emulator/training.py).
+and of the files that brim emits (brim/trainer/sharding, brim/planner/emit/deepspeed.py). DDP is torch's own class. Model, batch and
+optimizer are those of the reference training on one device (brim/emulator/training.py).
 
 Every case runs in forks of the ranks, so that the libraries are imported once per card. Rank 0 prints a line for each case.
 """
@@ -43,7 +43,7 @@ _HALVES = {"amp-bf16": torch.bfloat16, "bf16": torch.bfloat16, "amp-fp16": torch
 
 
 def _load_reference() -> Any:
-    """Loaded from its path: `import brim.emulator` would import brim in the measured process."""
+    """Load the training from its path: `import brim.emulator` would import brim in the measured process."""
     path = Path(__file__).resolve().parents[2] / "src" / "brim" / "emulator" / "training.py"
     spec = importlib.util.spec_from_file_location("reference_training", path)
     assert spec is not None
@@ -57,7 +57,7 @@ reference = _load_reference()
 
 
 def measure(case: dict[str, Any], config: dict[str, Any], *, history: str | None = None) -> dict[str, Any]:
-    """Three optimizer steps of this rank."""
+    """Train three optimizer steps on this rank."""
     torch.backends.cuda.enable_cudnn_sdp(False)
     if history:
         torch.cuda.memory._record_memory_history(context="alloc", stacks=history, max_entries=10_000_000)
@@ -100,7 +100,7 @@ def _micro_batches(
 
 
 def _ddp(case: dict[str, Any], config: dict[str, Any], history: str | None) -> Callable[[int], None]:
-    """Torch's wrapper; precision as on one device."""
+    """DistributedDataParallel, with the precision settings of one device."""
     amp = reference.HALVES.get(case["precision"])
     compute = amp or reference.DTYPES[case["precision"]]
     inner = reference.build(case, config, torch.float32 if amp and case["method"] == "full" else compute, compute)

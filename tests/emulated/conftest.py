@@ -1,7 +1,7 @@
 """The suite that runs on the CUDA build of torch with emulated cards: `.venv-cuda/bin/python -m pytest tests/emulated`.
 
-`on_card` runs a snippet of Python on a card, in a child process with this interpreter. What the snippet assigns to `result` comes back.
-BRIM_EMULATOR_PYTHON names another interpreter for the children: `test_card.py` and `test_nccl.py` run on any CUDA build of torch.
+`on_card` runs a snippet of Python on a card, in a child process with this interpreter, and returns the value that the snippet assigns to
+`result`. BRIM_EMULATOR_PYTHON names another interpreter for the children: `test_card.py` and `test_nccl.py` run on any CUDA build of torch.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from brim.emulator.build import compiled, torch_build
 from brim.errors import BrimError
 from brim.machine.host import cache_folder
 
-# The cache of the machine: every test has its own cache folder, and compiling takes half a minute.
+# Tests have their own cache folders. They share the compiled card of this machine, because compiling takes half a minute.
 _COMPILED = cache_folder() / "emulator"
 PYTHON = os.environ.get("BRIM_EMULATOR_PYTHON", sys.executable)
 """The interpreter of the children: this one, or one with another build of torch."""
 _RESULT = "BRIM_TEST_RESULT"
-# Each rank of a snippet writes its result to a file of its own; the ranks of `torchrun` set RANK.
+# Each rank of a snippet writes its result to its own file; `torchrun` sets RANK.
 _WRITE = f"""
 
 import json as _json, os as _os
@@ -37,13 +37,14 @@ with open(_os.environ["{_RESULT}"] + "." + _os.environ.get("RANK", "0"), "w") as
 """
 
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a shell: children would ignore Ctrl-C too
+# A shell starts background jobs with SIGINT ignored. The children would inherit that and ignore Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @cache
 def _missing() -> str:
-    """Why there is no emulated card here; empty where there is one."""
+    """Why no emulated card is available; empty if one is."""
     try:
         compiled(torch_build(PYTHON))
     except BrimError as error:
@@ -66,7 +67,7 @@ def _compiled_once(_own_surroundings: None) -> None:
 
 @dataclass(frozen=True)
 class OnCard:
-    """A finished snippet."""
+    """The exit code, output and results of a snippet."""
 
     returncode: int
     stdout: str
@@ -81,7 +82,7 @@ class OnCard:
 
 
 class RunOnCard(Protocol):
-    """The fixture `on_card`."""
+    """The type of the fixture `on_card`."""
 
     def __call__(
         self,
@@ -138,5 +139,5 @@ def on_card(tmp_path: Path) -> RunOnCard:
 
 def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("BRIM_CARD", "CUDA_", "PYTORCH_", "DS_"))}
-    # Some virtual machines advertise AMX and cannot run it (SIGILL in bf16). One thread per process, because several run at once.
+    # Some virtual machines report AMX but do not support it (SIGILL in bf16). One thread per process, because several run at once.
     return {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **kept}

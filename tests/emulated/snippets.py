@@ -1,4 +1,4 @@
-"""Code that the snippets of several test files begin with."""
+"""Code that several test files put at the start of their snippets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def train(**options):
             "precision": card.settings.precision, "peak": run.peak_bytes, "predicted": run.predicted_reserved_bytes,
             "device": card.device, "folder": run.folder, "probed": card.probed, "messages": messages}
 """
-"""The embedded model in `tiny`, its data in `data.jsonl` and `eval.jsonl`, and `train`, which returns facts of a finished run."""
+"""Writes the embedded model to `tiny` and its data to `data.jsonl` and `eval.jsonl`. `train` trains it and returns a summary of the run."""
 
 RUN_BRIM = """
 import json, subprocess, sys, time

@@ -1,4 +1,4 @@
-"""The card itself: what it reports, its memory, and what programs may do to it."""
+"""The card itself: reported properties, memory, driver functions and errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FILE_FUNCTIONS = {
 @pytest.mark.parametrize("name", ["t4", "rtx-3080", "rtx-4090", "a100"])
 def test_torch_sees_the_card_of_the_catalogue(on_card: RunOnCard, name: str) -> None:
     gpu = find_gpu(name).gpu
-    seen = on_card(
+    result = on_card(
         """
         import torch
         p = torch.cuda.get_device_properties(0)
@@ -38,13 +38,13 @@ def test_torch_sees_the_card_of_the_catalogue(on_card: RunOnCard, name: str) -> 
         name,
     ).result
     assert gpu.sm is not None
-    assert seen == [
+    assert result == [
         gpu.driver_names[0], list(gpu.sm), gpu.multiprocessors, gpu.usable_bytes, multiprocessor(gpu.sm).threads, gpu.usable_bytes
     ]  # fmt: skip
 
 
 def test_allocation_fails_at_the_capacity(on_card: RunOnCard) -> None:
-    seen = on_card(
+    result = on_card(
         """
         import torch
         blocks, message = [], ""
@@ -57,8 +57,8 @@ def test_allocation_fails_at_the_capacity(on_card: RunOnCard) -> None:
         """,
         memory="2GiB",
     ).result
-    assert seen[0] == (2 * GIB - CONTEXT_BYTES) // (64 * MIB)
-    assert "GPU 0 has a total capacity of 2.00 GiB" in seen[1]
+    assert result[0] == (2 * GIB - CONTEXT_BYTES) // (64 * MIB)
+    assert "GPU 0 has a total capacity of 2.00 GiB" in result[1]
 
 
 def test_a_card_of_which_only_the_memory_is_known() -> None:
@@ -80,8 +80,8 @@ def test_cards_that_cannot_be_emulated_are_refused() -> None:
 
 
 def test_occupancy_follows_the_published_formula(on_card: RunOnCard) -> None:
-    """Checked by hand against NVIDIA's occupancy calculator: registers and shared memory come from the kernel's own image."""
-    seen = on_card(
+    """The expected values were checked by hand against NVIDIA's occupancy calculator."""
+    result = on_card(
         """
         import ctypes, torch
         torch.cuda.init()
@@ -98,12 +98,12 @@ def test_occupancy_follows_the_published_formula(on_card: RunOnCard) -> None:
         """,
         "rtx-3090",
     ).result
-    assert seen == [6, 6, 4, 3, 1, 0, 16, 1, 4, 1, 0]
+    assert result == [6, 6, 4, 3, 1, 0, 16, 1, 4, 1, 0]
 
 
 def test_without_libzstd_kernels_are_taken_to_use_32_registers(on_card: RunOnCard, tmp_path: Path) -> None:
-    """A file that is no library comes first on the search path. Sorting asks for occupancy, and goes on without the registers. CUDA 13
-    compresses kernels with zstd; CUDA 12 with LZ4, which needs no library.
+    """An invalid libzstd.so.1 comes first on the search path. Sorting queries the occupancy, which then uses 32 registers. CUDA 13 compresses
+    kernels with zstd; CUDA 12 uses LZ4, which needs no library.
     """
     code = """
         import torch
@@ -121,7 +121,7 @@ def test_without_libzstd_kernels_are_taken_to_use_32_registers(on_card: RunOnCar
 
 
 def test_only_names_of_the_api_are_exported() -> None:
-    """A program that the card is preloaded into may have functions with any other name. Of libc, those that change files or start programs (guard.c)."""
+    """Other exported names could clash with functions of the program. The exported functions of libc change files or start programs (guard.c)."""
     exported = set(_dynamic_symbols(compiled(torch_build(PYTHON)).library, defined=True))
     guarded = {name for name in exported if name in _FILE_FUNCTIONS}
     api = re.compile(r"(__)?cuda[A-Z]|cu[A-Z]|cublas|cusolver|cusparse|cufft|cudnn|nccl[A-Z]|nvml[A-Z]|brim_card_")
@@ -133,7 +133,7 @@ def test_only_names_of_the_api_are_exported() -> None:
 def test_triton_kernels_load_and_launch_and_report_their_resources(on_card: RunOnCard) -> None:
     if not (torch_build(PYTHON).site_packages / "triton").exists():
         pytest.skip("triton is not installed")
-    seen = on_card(
+    result = on_card(
         """
         import re, subprocess, tempfile, torch, triton, triton.backends.nvidia
         import triton.language as tl
@@ -156,12 +156,12 @@ def test_triton_kernels_load_and_launch_and_report_their_resources(on_card: RunO
         """,
         "rtx-3090",
     ).result
-    assert seen[0] == seen[1] > 8
+    assert result[0] == result[1] > 8
 
 
 def test_liger_kernels_train_without_logits(on_card: RunOnCard) -> None:
     """RMSNorm, rotary embedding, SwiGLU and the fused loss, all in Triton. The fused loss never holds the logits."""
-    seen = on_card(
+    result = on_card(
         """
         import importlib.util
 
@@ -190,10 +190,10 @@ def test_liger_kernels_train_without_logits(on_card: RunOnCard) -> None:
         """,
         "rtx-3090",
     ).result
-    if seen is None:
+    if result is None:
         pytest.skip("liger-kernel is not installed: no kernels of it to run")
     logits = 4 * 256 * 32000 * 4
-    assert seen[1] < seen[0] - 2 * logits
+    assert result[1] < result[0] - 2 * logits
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_liger_kernels_train_without_logits(on_card: RunOnCard) -> None:
     [("1,0", [1, 0]), ("2", [2]), ("", []), ("0,5,1", [0]), ("1,1", []), ("GPU-3333,0", [2, 0]), ("-1", [])],
 )
 def test_cuda_visible_devices_is_honoured(on_card: RunOnCard, visible: str, seen: list[int]) -> None:
-    """Through the runtime and NVML without torch, which counts by itself."""
+    """Calls the runtime and NVML directly, because torch parses CUDA_VISIBLE_DEVICES itself."""
     done = on_card(
         """
         import ctypes
@@ -233,7 +233,7 @@ def test_torch_on_reordered_and_hidden_cards(on_card: RunOnCard) -> None:
 
 
 def test_memory_of_every_kind(on_card: RunOnCard) -> None:
-    seen = on_card(
+    result = on_card(
         """
         import ctypes, torch
         card, pointer = ctypes.CDLL(None), ctypes.c_void_p()
@@ -242,9 +242,9 @@ def test_memory_of_every_kind(on_card: RunOnCard) -> None:
             _fields_ = [("type", ctypes.c_int), ("device", ctypes.c_int), ("on_device", ctypes.c_void_p), ("on_host", ctypes.c_void_p), ("rest", ctypes.c_long * 8)]
 
         def kind(address):
-            found = Attributes()
-            card.cudaPointerGetAttributes(ctypes.byref(found), ctypes.c_void_p(address))
-            return found.type
+            attributes = Attributes()
+            card.cudaPointerGetAttributes(ctypes.byref(attributes), ctypes.c_void_p(address))
+            return attributes.type
 
         result = {}
         tensor = torch.ones(100, device="cuda")
@@ -267,17 +267,17 @@ def test_memory_of_every_kind(on_card: RunOnCard) -> None:
         result["stream"] = side.tolist()
         """
     ).result
-    assert seen["kinds"] == [2, 1, 0]
-    assert seen["pinned"] == [True, False, 100.0]
-    assert seen["managed"] == [3, 0, 0]
-    assert seen["double free"] == [1, 1, 0]
-    assert 0 <= seen["milliseconds"] < 60_000
-    assert seen["stream"] == [0, 1, 2, 3, 4]
+    assert result["kinds"] == [2, 1, 0]
+    assert result["pinned"] == [True, False, 100.0]
+    assert result["managed"] == [3, 0, 0]
+    assert result["double free"] == [1, 1, 0]
+    assert 0 <= result["milliseconds"] < 60_000
+    assert result["stream"] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("setting", ["expandable_segments:True", "backend:cudaMallocAsync"])
 def test_other_allocators_keep_to_the_capacity(on_card: RunOnCard, setting: str) -> None:
-    seen = on_card(
+    result = on_card(
         """
         import torch
         blocks = []
@@ -296,7 +296,7 @@ def test_other_allocators_keep_to_the_capacity(on_card: RunOnCard, setting: str)
         memory="1198MiB",
         env={"PYTORCH_CUDA_ALLOC_CONF": setting},
     ).result
-    assert seen == [19, 408]
+    assert result == [19, 408]
 
 
 def test_unsupported_features_raise_clear_errors(on_card: RunOnCard) -> None:
@@ -329,7 +329,7 @@ def test_unsupported_features_raise_clear_errors(on_card: RunOnCard) -> None:
 
 
 def test_torchscript_fuses_kernels_at_run_time(on_card: RunOnCard) -> None:
-    """DeBERTa does: nvrtc compiles the fused kernel in the second call."""
+    """As in DeBERTa: nvrtc compiles the fused kernel in the second call."""
     assert on_card(
         """
         import torch
@@ -340,14 +340,14 @@ def test_torchscript_fuses_kernels_at_run_time(on_card: RunOnCard) -> None:
 
         x = torch.arange(64, device="cuda")[None] - torch.arange(64, device="cuda")[:, None]
         for _ in range(4):
-            found = bucket(x.float(), 8)
-        result = list(found.shape)
+            buckets = bucket(x.float(), 8)
+        result = list(buckets.shape)
         """
     ).result == [64, 64]
 
 
 def test_processes_share_the_card_and_free_memory_when_killed(on_card: RunOnCard) -> None:
-    seen = on_card(
+    result = on_card(
         """
         import os, signal, subprocess, sys, time, torch
         hold = "import torch, time; x = torch.empty(512 << 20, dtype=torch.uint8, device='cuda'); print('ready', flush=True); time.sleep(600)"
@@ -372,7 +372,7 @@ def test_processes_share_the_card_and_free_memory_when_killed(on_card: RunOnCard
         """,
         memory="2GiB",
     ).result
-    assert seen == [[1618, 676, 1618], True, True]
+    assert result == [[1618, 676, 1618], True, True]
 
 
 def test_fork_and_spawn(on_card: RunOnCard) -> None:
@@ -409,7 +409,7 @@ def test_fork_and_spawn(on_card: RunOnCard) -> None:
 
 
 def test_nothing_is_left_behind_after_kill(tmp_path: Path) -> None:
-    """Neither files in shared memory nor processes, when the command and its children are killed at once."""
+    """There are no files in shared memory after the command and its children are killed."""
     code = "import subprocess, sys, time, torch; torch.zeros(9, device='cuda'); print('ready', flush=True); time.sleep(600)"
     before = set(Path("/dev/shm").iterdir())
     command = [sys.executable, "-m", "brim.emulator", "--", PYTHON, "-c", code]
@@ -427,7 +427,7 @@ def test_the_environment_ends_with_the_command(on_card: RunOnCard) -> None:
 
 
 def test_sources_compile_without_a_cuda_toolkit(tmp_path: Path) -> None:
-    """The compiler opens no header outside of torch, the system and our own sources."""
+    """The compiler opens only headers of torch, of the system and of the project."""
     torch = torch_build(PYTHON)
     headers = torch.folder / "include"
     include = [f"-I{path}" for path in (NATIVE / "include", headers, headers / "torch/csrc/api/include")]

@@ -1,4 +1,4 @@
-"""Compute mode: results on the emulated card equal those of the CPU, and its memory is the same with and without compute mode."""
+"""Compute mode: results on the emulated card equal those of the CPU, and peaks are the same with and without compute mode."""
 
 from __future__ import annotations
 

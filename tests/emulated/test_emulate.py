@@ -1,4 +1,4 @@
-"""`brim emulate` on scripts as people write them."""
+"""`brim emulate` on typical training scripts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TORCHRUN = [
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    """A project folder with the scripts, and a checkpoint that a user would not want to lose."""
+    """A project folder with the scripts and with checkpoints that must not change."""
     folder = tmp_path / "project"
     shutil.copytree(SCRIPTS, folder, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("checkpoint-1", "checkpoint-2", "final"):
@@ -43,7 +43,7 @@ def work(tmp_path: Path) -> Path:
 
 
 def emulate(work: Path, *words: str, gpu: str = "t4", code: int = 0, timeout: int = 300) -> tuple[dict[str, Any], str]:
-    """The record and what the command printed."""
+    """The record and the output of the command."""
     flags, command = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else ((), words)
     line = [sys.executable, "-m", "brim", "emulate", "--gpu", gpu, "--json", *flags, "--", *command]
     done = subprocess.run(line, cwd=work, capture_output=True, text=True, timeout=timeout, check=False)
@@ -74,7 +74,7 @@ def equal_peaks(record: dict[str, Any], text: str) -> None:
 
 
 @pytest.mark.parametrize("script", ["amp_loop.py", "hf_trainer.py", "sft_lora.py"])
-def test_a_script_run_to_its_end_has_the_peaks_it_prints_itself_and_leaves_no_file(work: Path, script: str) -> None:
+def test_a_full_run_has_the_peaks_that_the_script_prints_and_changes_no_file(work: Path, script: str) -> None:
     before = contents(work)
     record, text = emulate(work, "--full", "--", sys.executable, script)
     equal_peaks(record, text)
@@ -103,7 +103,7 @@ def test_two_ranks_run_to_the_end_have_the_peaks_they_print(work: Path) -> None:
     assert record["steps"] == 4
 
 
-def test_it_stops_after_three_steps_and_reports_what_was_not_reached(work: Path) -> None:
+def test_it_stops_after_three_steps_and_reports_phases_that_were_not_reached(work: Path) -> None:
     before = contents(work)
     record, text = emulate(work, sys.executable, "amp_loop.py")
     assert (record["steps"], record["stopped"], record["reached"], record["longest_sequence"]) == (3, True, [], 66)
@@ -137,7 +137,7 @@ for step in range(6):
 """
 
 
-def test_a_script_that_does_not_fit_ends_with_torchs_own_error_and_the_place(work: Path) -> None:
+def test_a_script_that_does_not_fit_ends_with_torchs_own_error_and_the_python_line(work: Path) -> None:
     (work / "grows.py").write_text(OUT_OF_MEMORY)
     record, text = emulate(work, "--steps", "9", "--memory", "3GiB", "--", sys.executable, "grows.py", code=1)
     assert "torch.OutOfMemoryError: CUDA out of memory" in text
@@ -177,9 +177,7 @@ sys.exit(0 if fits else 1)
 
 
 @pytest.mark.parametrize(("memory", "verdict"), [("3GiB", "fits"), ("500MiB", "out-of-memory")])
-def test_sizes_that_a_command_tries_in_processes_of_their_own_may_run_out_of_memory(
-    work: Path, memory: str, verdict: str
-) -> None:
+def test_sizes_that_a_command_tries_in_child_processes_may_run_out_of_memory(work: Path, memory: str, verdict: str) -> None:
     (work / "tries.py").write_text(TRIES_SIZES)
     fits = verdict == "fits"
     record, text = emulate(work, "--full", "--memory", memory, "--", sys.executable, "tries.py", code=0 if fits else 1)
@@ -246,7 +244,7 @@ UNSUPPORTED = {
 @pytest.mark.parametrize(
     ("feature", "code", "reason"), [(name.split(" of ")[0], *UNSUPPORTED[name]) for name in UNSUPPORTED], ids=UNSUPPORTED
 )
-def test_what_is_not_emulated_is_named_by_the_verdict(work: Path, feature: str, code: str, reason: str) -> None:
+def test_the_verdict_names_the_unsupported_feature(work: Path, feature: str, code: str, reason: str) -> None:
     record, _text = emulate(work, sys.executable, "-c", SQUARE + code, code=1)
     assert (record["verdict"], record["unsupported"], [reason["code"] for reason in record["reasons"]]) == (
         "failed",
@@ -255,7 +253,7 @@ def test_what_is_not_emulated_is_named_by_the_verdict(work: Path, feature: str, 
     )
 
 
-def test_a_failure_after_something_unsupported_was_handled_is_another_one(work: Path) -> None:
+def test_the_verdict_does_not_name_an_unsupported_feature_that_the_script_handled(work: Path) -> None:
     code = "\ntry:\n    torch.linalg.inv(x)\nexcept RuntimeError:\n    {}['batch']"
     record, _text = emulate(work, sys.executable, "-c", SQUARE + code, code=1)
     assert (record["unsupported"], record["error"]) == (None, "KeyError: 'batch'")
@@ -266,7 +264,7 @@ BYPASSES = {
     "sqlite": "import sqlite3; sqlite3.connect('out/model.pt').execute('create table a (b)')",
     "a program": "import subprocess; subprocess.run(['rm', '-rf', 'out'])",
     "C++ of torch": "import torch; torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), 'out/model.pt')",
-    "programs with an environment of their own": (
+    "programs with another environment": (
         "import os, subprocess, sys\n"
         "own = {'PATH': os.environ['PATH']}\n"
         "subprocess.run(['rm', '-rf', 'out/final'], env=own)\n"
@@ -306,7 +304,7 @@ def test_a_data_set_is_saved_and_loaded_again_in_the_shadow(work: Path) -> None:
     assert not (work / "raw").exists()
 
 
-def test_training_in_a_forked_process_is_seen(work: Path) -> None:
+def test_training_in_a_forked_process_is_reported(work: Path) -> None:
     code = "import multiprocessing, runpy; p = multiprocessing.Process(target=runpy.run_path, args=('amp_loop.py',)); p.start(); p.join()"
     record, _text = emulate(work, sys.executable, "-c", code)
     assert (record["verdict"], record["steps"]) == ("fits", 3)
@@ -340,7 +338,7 @@ def is_running(pid: int) -> bool:
 
 
 def test_processes_that_the_command_started_end_when_brim_is_killed(work: Path) -> None:
-    """Workers of a launcher are in sessions of their own, have environments of their own, and may ignore SIGTERM."""
+    """The workers of a launcher may have their own sessions and environments, and may ignore SIGTERM."""
     worker = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork(); print(os.getpid(), flush=True); time.sleep(100)"
     launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {worker!r}], start_new_session=True, env={{}})"
     line = [sys.executable, "-m", "brim", "emulate", "--gpu", "t4", "--", sys.executable, "-c", launcher]

@@ -1,4 +1,4 @@
-"""The guarantee on the CUDA path, with computed values: memory decides how a step is sliced, not what it computes."""
+"""The guarantee on the CUDA path, with computed values: memory changes how a step is sliced, but not its result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOLERANCE = 1e-4
 
 
 def _trained(model: Path, folder: Path, **variables: str) -> list[LedgerEntry]:
-    """Steps of `brim train` on a card of 4 GiB, where a whole step fits in one micro-batch."""
+    """The ledger of `brim train` on a card of 4 GiB, where a whole step fits in one micro-batch."""
     card = [sys.executable, "-m", "brim.emulator", "--gpu", "t4", "--memory", "4GiB", "--compute", "--"]
     arguments = [
         "train", str(model), "--data", str(data_file()), "--micro-batch", "32", "--accumulation", "1", "--max-steps", "3",
@@ -52,7 +52,7 @@ def _trained(model: Path, folder: Path, **variables: str) -> list[LedgerEntry]:
 def test_brim_train_with_and_without_out_of_memory_has_the_same_ledger(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     roomy = _trained(model, tmp_path / "roomy")
-    # A limit that the plan does not see: the allocator fails above 314 MiB.
+    # brim's plan does not know this limit: the allocator fails above 314 MiB.
     tight = _trained(model, tmp_path / "tight", PYTORCH_ALLOC_CONF=f"per_process_memory_fraction:{314 / 4096:.4f}")
     assert not any(step.splits for step in roomy)
     assert {split.phase for step in tight for split in step.splits} == {"forward", "backward"}
@@ -70,11 +70,11 @@ def test_steps_and_an_attached_trainer_with_and_without_out_of_memory_have_the_s
         (SCRIPTS / "guarantee.py").read_text(), compute=True, args=("70", "50"), timeout=600
     ).result
     assert set(ledgers) == {"with_steps", "with_scaler", "with_trainer"}
-    for way, (roomy, *tight) in ledgers.items():
-        assert roomy["phases"] == [], way
-        assert {phase for run in tight for phase in run["phases"]} == {"forward", "backward"}, way
+    for loop, (roomy, *tight) in ledgers.items():
+        assert roomy["phases"] == [], loop
+        assert {phase for run in tight for phase in run["phases"]} == {"forward", "backward"}, loop
         for run in tight:
-            assert run["ids"] == roomy["ids"], way
-            assert run["slices"] != roomy["slices"], way
-            assert run["losses"] == pytest.approx(roomy["losses"], rel=TOLERANCE), way
-            assert run["norms"] == pytest.approx(roomy["norms"], rel=TOLERANCE), way
+            assert run["ids"] == roomy["ids"], loop
+            assert run["slices"] != roomy["slices"], loop
+            assert run["losses"] == pytest.approx(roomy["losses"], rel=TOLERANCE), loop
+            assert run["norms"] == pytest.approx(roomy["norms"], rel=TOLERANCE), loop

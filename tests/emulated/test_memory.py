@@ -43,7 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Torch's own peaks of every case, card by card."""
+    """Torch's own peaks of every case. The cases of a card run in one process."""
     by_card: dict[str, list[str]] = defaultdict(list)
     for name, case in CASES.items():
         by_card[case["gpu"]].append(name)

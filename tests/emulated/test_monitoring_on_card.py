@@ -13,11 +13,11 @@ from brim.machine.capability import CONTEXT_BYTES
 from brim.machine.catalogue import find_gpu
 
 HELD = 256 << 20
-"""Bytes that another process holds."""
+"""Bytes that another process allocates."""
 
 
 @pytest.mark.parametrize("gpu", ["t4", "rtx-3080", "rtx-4090", "a100"])
-def test_env_and_detect_describe_the_card_and_who_holds_its_memory(on_card: RunOnCard, gpu: str) -> None:
+def test_env_and_detect_describe_the_card_and_the_processes_on_it(on_card: RunOnCard, gpu: str) -> None:
     done = on_card(
         RUN_BRIM
         + f"""
@@ -59,7 +59,7 @@ result["after"] = brim.detect().accelerators[0].free_bytes
 
 
 def _check_env(command: dict[str, Any], detected: dict[str, Any]) -> None:
-    """`brim env` queries torch in a child process, whose CUDA context takes memory of the card meanwhile."""
+    """`brim env` queries torch in a child process, whose CUDA context also takes memory of the card."""
     assert command["code"] == 0, command["stderr"]
     env = json.loads(command["stdout"])
     (device,), (card,) = env["torch"]["devices"], env["machine"]["accelerators"]

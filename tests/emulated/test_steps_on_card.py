@@ -1,6 +1,6 @@
 """`brim.steps`, attached Trainers and the other Python entry points on emulated cards.
 
-Out-of-memory errors are real: `torch.OutOfMemoryError`, raised by the caching allocator, in every phase of a step.
+Out-of-memory errors are real: the caching allocator raises `torch.OutOfMemoryError`, in every phase of a step.
 """
 
 from __future__ import annotations

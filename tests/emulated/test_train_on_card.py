@@ -195,13 +195,13 @@ class Hungry(LlamaForCausalLM):
         return super().forward(input_ids=input_ids, **named)
 
 
-def hungry_save(what, where, *args, **named):
+def hungry_save(value, file, *args, **named):
     "Runs out of memory after the weights of the checkpoint have been written."
-    if "optimizer" in str(where):
-        saves.append(where)
+    if "optimizer" in str(file):
+        saves.append(file)
         if str(len(saves)) in SAVES_THAT_FAIL:
             torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
-    return plain_save(what, where, *args, **named)
+    return plain_save(value, file, *args, **named)
 
 
 def build():

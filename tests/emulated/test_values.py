@@ -1,4 +1,4 @@
-"""Values that steer a program are computed on the card by default: masks, counters, positions, scales. Other floats read as zeros."""
+"""Values that control a program are computed by default: masks, counters, positions, scales. Other floats read as zeros."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_random_numbers_leave_the_generator_of_the_cpu_alone_and_reproduce(on_ca
 
 
 def test_zeros_do_not_look_like_a_diverged_loss(on_card: RunOnCard) -> None:
-    """Where a division of zeros by zeros would print NaN, the card has zeros. A program's own infinities stay."""
+    """A division of zeros by zeros gives zero instead of NaN. Infinities and NaN that the program itself sets are kept."""
     done = on_card(
         """
         import torch
@@ -234,8 +234,8 @@ def test_an_index_out_of_range_raises_a_device_side_assert(on_card: RunOnCard) -
 
 
 def test_indices_that_were_not_copied_to_the_card_raise_nothing(on_card: RunOnCard) -> None:
-    """What an operator of the card wrote may differ in a real run: a kernel that does nothing here, a choice by floats. Nor do indices that
-    torch allows raise: negative ones, and the label that the loss ignores.
+    """Indices that an operator of the card computed may differ in a real run, so they are not checked. Negative indices and the label that the
+    loss ignores are valid.
     """
     done = on_card(
         OUT_OF_RANGE
@@ -260,7 +260,7 @@ def test_indices_that_were_not_copied_to_the_card_raise_nothing(on_card: RunOnCa
 
 @pytest.mark.parametrize("settings", ["", "expandable_segments:True"])
 def test_reused_memory_reads_as_zeros(on_card: RunOnCard, settings: str) -> None:
-    """Whatever was written into it: values of the host, copies, results that were computed. A new tensor is as if it came fresh from the card."""
+    """New tensors never contain old data: neither copies from the host nor computed results."""
     done = on_card(
         """
         import random, torch

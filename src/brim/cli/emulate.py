@@ -63,7 +63,7 @@ def command(
     python: str | None,
     output: str | None,
 ) -> None:
-    """Emulate, and show what was seen."""
+    """Run the emulation and print its result."""
     if gpu is None:
         raise UsageError(_("--gpu is missing: the card to emulate."), hint="brim emulate --gpu t4 -- python train.py")
     if output is not None and not output.strip():
@@ -97,5 +97,5 @@ def command(
     ctx.exit(EXIT_OK if fits else EXIT_INTERRUPTED if emulation.verdict == "interrupted" else EXIT_FAILED)
 
 
-# What follows the command's name belongs to the command, dashes or not.
+# All words after the command's name belong to it, also those that look like options of brim.
 command.context_settings = {**command.context_settings, "allow_interspersed_args": False}

@@ -1,6 +1,6 @@
-"""`python -m brim.emulator --gpu t4 -- command`: replace this process with a command on an emulated card, and nothing else.
+"""`python -m brim.emulator --gpu t4 -- command`: replace this process with a command that runs on an emulated card.
 
-`brim emulate` is the same with a report at the end; this is for tests and benchmarks, which report by themselves.
+It prints no report and does not redirect writes. It is for tests and benchmarks; users run `brim emulate`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from brim.sizes import parse_size
 
 
 def main() -> int:
-    """Exit code of what went wrong before the command took over."""
+    """Replace this process with the command. Returns an exit code only if that fails."""
     parser = argparse.ArgumentParser(prog="python -m brim.emulator", description="Run a command on an emulated CUDA card.")
     parser.add_argument("--gpu", default="t4", help="a GPU of the catalogue (t4, rtx-3080*2) or a size (24GiB)")
     parser.add_argument("--memory", type=parse_size, help="memory of each card; default: the catalogue's")
-    parser.add_argument("--context", type=parse_size, default=CONTEXT_BYTES, help="what the context of a process takes of it")
+    parser.add_argument("--context", type=parse_size, default=CONTEXT_BYTES, help="memory of the CUDA context of each process")
     parser.add_argument("--count", type=int, help="number of cards")
     parser.add_argument("--compute", action="store_true", help="compute floating-point operators on the host")
     parser.add_argument("--trace", action="count", default=0, help="print memory calls; twice: kernels too")

@@ -1,9 +1,9 @@
 """Compiles the emulated card for the torch of an interpreter.
 
-Two libraries are made from `native/`: the card (C, one file that stands in for libcudart, libcuda, libnvidia-ml, libcublas and libnccl)
-and the values (C++ against torch's own headers). No CUDA toolkit is needed. Which functions must exist is read from torch itself: every
-name that its libraries import from a library of CUDA's and that our sources do not define becomes a function that does nothing (cuBLAS)
-or that returns "operation not supported" (the rest).
+Two libraries are built from `native/`: the card (C, one file that replaces libcudart, libcuda, libnvidia-ml, libcublas and libnccl) and the
+values (C++ against torch's own headers). No CUDA toolkit is needed. The list of functions is read from torch itself: every CUDA function
+that its libraries import and that our sources do not define becomes a stub. Stubs of cuBLAS do nothing and succeed; all others return
+"operation not supported".
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ _TORCH_LIBRARIES: Final = (
 )
 _CUDA_LIBRARIES: Final = ("libcudart.so.*", "libcublas.so.*", "libcublasLt.so.*", "libnccl.so.*")
 _STUBBED: Final = re.compile(r"cuda[A-Z]|cu(?!File)[A-Z]|cublas|nccl[A-Z]|nvml[A-Z]")
-# What a function without effect returns, by prefix: success where it only computes, else "not supported".
-_REFUSED: Final = {"cublas": 0, "nccl": 5, "nvml": 3}
+# Status that a stub returns, by prefix: success for cuBLAS, which only computes, else the code for "not supported".
+_STUB_STATUS: Final = {"cublas": 0, "nccl": 5, "nvml": 3}
 _NOT_SUPPORTED: Final = 801
-# What nvcc puts into every object file: a name of this kind that the card lacks is a new way to register or launch kernels.
-_NEEDED: Final = re.compile(r"__cuda[A-Z]")
+# Functions that nvcc calls from every object file. One that the card lacks is a new way to register or launch kernels, so it is an error.
+_REQUIRED: Final = re.compile(r"__cuda[A-Z]")
 _FIND_TORCH: Final = """
 import importlib.util, json, os, runpy, sys
 spec = importlib.util.find_spec("torch")
-found = None
+torch = None
 if spec is not None and spec.origin:
     folder = os.path.dirname(spec.origin)
     version = runpy.run_path(os.path.join(folder, "version.py"))
-    found = {"folder": folder, "version": str(version["__version__"]), "cuda": version.get("cuda"), "git": version.get("git_version")}
+    torch = {"folder": folder, "version": str(version["__version__"]), "cuda": version.get("cuda"), "git": version.get("git_version")}
 try:
     glibc = os.confstr("CS_GNU_LIBC_VERSION")
 except (ValueError, OSError):
     glibc = None
-print(json.dumps({"torch": found, "glibc": glibc}))
+print(json.dumps({"torch": torch, "glibc": glibc}))
 """
 
 
@@ -80,17 +80,17 @@ class TorchBuild:
 
     @property
     def site_packages(self) -> Path:
-        """Where its dependencies are, NVIDIA's libraries among them."""
+        """The folder of its dependencies, which include NVIDIA's libraries."""
         return self.folder.parent
 
     @property
     def cuda_version(self) -> tuple[int, int]:
-        """As numbers: (13, 0)."""
+        """`cuda` as numbers: (13, 0)."""
         major, _dot, minor = self.cuda.partition(".")
         return int(major), int(minor or 0)
 
     def library(self, name: str) -> Path:
-        """A library of torch's own."""
+        """The path of one of torch's own libraries."""
         return self.folder / "lib" / name
 
     def capabilities(self) -> tuple[tuple[int, int], ...]:
@@ -104,18 +104,18 @@ class CompiledCard:
     """The libraries of a card, ready to be preloaded."""
 
     folder: Path
-    """Holds libbrim_card.so and its other names, such as libcuda.so.1 and libnvidia-ml.so.1."""
+    """Contains libbrim_card.so and links to it, such as libcuda.so.1 and libnvidia-ml.so.1."""
     values: Path
-    """What `brim_card` loads at `import torch`."""
+    """The library that `brim_card` loads at `import torch`."""
 
     @property
     def library(self) -> Path:
-        """What goes into LD_PRELOAD."""
+        """The library for LD_PRELOAD."""
         return self.folder / _CARD
 
 
 def interpreter(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Path:
-    """The Python that a command will run: itself, the one that its script names (`torchrun`, `accelerate`), else `python` on the path."""
+    """The Python that a command runs: the program itself, the one in its first line (`torchrun`, `accelerate`), else `python` on PATH."""
     path = (os.environ if environment is None else environment).get("PATH")
     program = shutil.which(command[0], path=path)
     if program is None and Path(command[0]).is_file():
@@ -172,7 +172,7 @@ def _cuda_build_hint(python: str) -> str:
 
 
 def compiled(torch: TorchBuild) -> CompiledCard:
-    """The card for this torch: from the cache folder, or compiled into it. Safe when several processes ask at once."""
+    """The card for this torch, from the cache folder; compiled first if it is missing. Several processes may call this at once."""
     root = cache_folder() / "emulator"
     parts = {_key(torch, *pattern): build for pattern, build in _PARTS.items()}
     try:
@@ -198,7 +198,7 @@ def _write_stderr(text: str) -> None:
 
 
 def _key(torch: TorchBuild, *patterns: str) -> str:
-    """Changes with the sources, with this file, with the compilers and with the build of torch."""
+    """A cache key that changes with the sources, this file, the compilers and the build of torch."""
     digest = hashlib.sha256()
     for source in sorted(path for pattern in (*patterns, "**/*.h") for path in NATIVE.glob(pattern)):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
@@ -209,15 +209,15 @@ def _key(torch: TorchBuild, *patterns: str) -> str:
 
 
 def _compiler(variable: str) -> list[str]:
-    given = os.environ.get(variable, "").split()
-    if given:
-        return given
+    words = os.environ.get(variable, "").split()
+    if words:
+        return words
     candidates = ("cc", "gcc", "clang") if variable == "CC" else ("c++", "g++", "clang++")
     return [next((name for name in candidates if shutil.which(name)), candidates[0])]
 
 
 def _build(folder: Path, torch: TorchBuild, build: Callable[[Path, TorchBuild], None]) -> None:
-    """Build in a scratch folder and rename it, so that the folder is complete or missing."""
+    """Build in a scratch folder and rename it, so that `folder` is never incomplete."""
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building-"))
     try:
         build(scratch, torch)
@@ -229,13 +229,13 @@ def _build(folder: Path, torch: TorchBuild, build: Callable[[Path, TorchBuild], 
 
 def _build_card(folder: Path, torch: TorchBuild) -> None:
     compiler = [*_checked_compiler("CC"), "-O2", *_flags(torch)]
-    names = _wanted(torch)
+    names = _cuda_functions(torch)
     with tempfile.TemporaryDirectory() as scratch:
         stubs = Path(scratch) / "stubs.c"
         stubs.write_text(_stubs(names), encoding="utf-8")
         _run([*compiler, "-w", "-fno-builtin", "-c", str(stubs), "-o", f"{scratch}/stubs.o"])
         sources = [str(path) for path in sorted(NATIVE.glob("*.c"))]
-        # Triton links against libcuda.so and keeps the result: it must ask for the driver by the driver's name.
+        # Triton links against libcuda.so and caches the result, so the result must depend on the driver by its usual name.
         named = ["-Wl,-soname,libcuda.so.1", "-o", str(folder / _CARD)]
         _run([*compiler, "-std=gnu11", *sources, f"{scratch}/stubs.o", *named, "-lpthread", "-ldl", "-lm"])
     _refuse_missing(torch, names, folder / _CARD)
@@ -283,8 +283,8 @@ def _run(command: list[str]) -> None:
         )
 
 
-def _wanted(torch: TorchBuild) -> list[str]:
-    """What torch's libraries import, and what NVIDIA's libraries export besides: extensions may import more than torch does."""
+def _cuda_functions(torch: TorchBuild) -> list[str]:
+    """Functions that torch's libraries import or NVIDIA's libraries export. Extensions may import more than torch does."""
     names: set[str] = set()
     for name in _TORCH_LIBRARIES:
         if torch.library(name).exists():
@@ -292,18 +292,17 @@ def _wanted(torch: TorchBuild) -> list[str]:
     for pattern in _CUDA_LIBRARIES:
         for library in sorted(torch.site_packages.glob(f"nvidia/*/lib/{pattern}")):
             names |= {name for name in _dynamic_symbols(library, defined=True) if not name.startswith("__")}
-    header = torch.folder / "include/c10/cuda/driver_api.h"  # the driver's functions are looked up by name, not imported
+    header = torch.folder / "include/c10/cuda/driver_api.h"  # functions of the driver are looked up by name, not imported
     if header.exists():
         for macro, listed in re.findall(r"#define (\w+)\(_\)((?:.*\\\n)*.*\n)", header.read_text(encoding="utf-8")):
-            if not macro.endswith(
-                "OPTIONAL"
-            ):  # torch handles a driver without these functions, but may fail if they return an error
+            # torch works without the optional functions, but may fail if they exist and return an error.
+            if not macro.endswith("OPTIONAL"):
                 names |= set(re.findall(r"_\(((?:cu|nvml)[A-Z]\w+)", listed))
-    return sorted(name for name in names if _STUBBED.match(name) or _NEEDED.match(name))
+    return sorted(name for name in names if _STUBBED.match(name) or _REQUIRED.match(name))
 
 
 def _stubs(names: list[str]) -> str:
-    """Weak, so that a function of the sources takes precedence."""
+    """Source of the stubs. They are weak symbols, so that functions of the sources take precedence."""
     lines = [
         "#include <stdio.h>",
         "#include <stdlib.h>",
@@ -312,14 +311,14 @@ def _stubs(names: list[str]) -> str:
     ]
     for name in names:
         if _STUBBED.match(name):
-            status = next((code for prefix, code in _REFUSED.items() if name.startswith(prefix)), _NOT_SUPPORTED)
+            status = next((code for prefix, code in _STUB_STATUS.items() if name.startswith(prefix)), _NOT_SUPPORTED)
             lines.append(f"STUB({name}, {status})")
     return "\n".join(lines) + "\n"
 
 
 def _refuse_missing(torch: TorchBuild, names: list[str], library: Path) -> None:
-    have = set(_dynamic_symbols(library, defined=True))
-    missing = [name for name in names if _NEEDED.match(name) and name not in have]
+    exported = set(_dynamic_symbols(library, defined=True))
+    missing = [name for name in names if _REQUIRED.match(name) and name not in exported]
     if missing:
         raise UnsupportedError(
             _("PyTorch {version} needs CUDA functions that the emulated card lacks: {names}.").format(
@@ -333,9 +332,9 @@ def _uses_cxx11_abi(torch: TorchBuild) -> bool:
     return any("__cxx11" in name for name in _dynamic_symbols(torch.library("libc10.so"), defined=True))
 
 
-# ---- ELF files, as far as needed: the compiler's own tools need not be there
+# ---- a minimal reader of ELF files: tools such as `nm` may not be installed
 def _sections(view: mmap.mmap) -> Iterator[tuple[str, int, int, int, int]]:
-    """Name, kind, offset, size and linked section of each section of a 64-bit little-endian file."""
+    """Name, type, offset, size and linked section of each section in a 64-bit little-endian file."""
     if view[:6] != b"\x7fELF\x02\x01":
         return
     start, size, count, names = *struct.unpack_from("<Q", view, 40), *struct.unpack_from("<HHH", view, 58)
@@ -358,7 +357,7 @@ def _dynamic_symbols(path: Path, *, defined: bool) -> Iterator[str]:
 
 
 def _architectures(path: Path, *, containers: int = 64) -> set[int]:
-    """Of the first kernels in a library: 75, 80, 86, ... Each container of `.nv_fatbin` has one image per architecture."""
+    """Architectures (75, 80, 86, ...) of the first kernels in a library. Each container in `.nv_fatbin` has one image per architecture."""
     archs: set[int] = set()
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
         for name, _kind, offset, size, _link in _sections(view):
@@ -366,13 +365,12 @@ def _architectures(path: Path, *, containers: int = 64) -> set[int]:
                 continue
             at, end = offset, offset + size
             for _container in range(containers):
-                at = view.find(b"\x50\xed\x55\xba", at, end)  # 0xba55ed50
+                at = view.find(b"\x50\xed\x55\xba", at, end)  # 0xba55ed50 starts a container
                 if at < 0:
                     break
                 header, length = struct.unpack_from("<HQ", view, at + 6)
-                archs |= {
-                    arch for kind, arch in _images(view, at + header, at + header + length) if kind == 2
-                }  # machine code, not PTX
+                images = _images(view, at + header, at + header + length)
+                archs |= {arch for kind, arch in images if kind == 2}  # machine code, not PTX
                 at += header + length
     return archs
 

@@ -1,7 +1,7 @@
-"""The properties of an emulated card, from the GPU catalogue, as the environment variables that the native code reads.
+"""The properties of an emulated card, from the GPU catalogue, as environment variables for the native code.
 
-The card assumes what no catalogue has: the size of a process' context, as `brim estimate` does, and level-2 cache and bus width by compute
-capability.
+Properties that the catalogue does not have are assumed: the size of a process' context, as in `brim estimate`, and the level-2 cache and
+the bus width of a compute capability.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 MOST_CARDS: Final = 16
 SMALLEST_MEMORY: Final = 2 * MIB
-"""Beyond the context."""
+"""Memory of a card beyond the context of a process."""
 UNKNOWN_CAPABILITY: Final = (8, 6)
 UNKNOWN_MULTIPROCESSORS: Final = 82
-"""A card of which only the memory is known has the multiprocessors of an RTX 3090."""
-# Level-2 cache in MiB and width of the memory bus in bits of a typical card. Programs print them; no allocation depends on them.
+"""For a card of which only the memory is known: the count of an RTX 3090."""
+# Level-2 cache in MiB and memory bus width in bits of a typical card. Programs print them; no allocation depends on them.
 _TYPICAL: Final = {
     (6, 0): (4, 4096), (6, 1): (3, 384), (7, 0): (6, 4096), (7, 5): (4, 256), (8, 0): (40, 5120), (8, 6): (6, 384),
     (8, 9): (72, 384), (9, 0): (50, 5120), (10, 0): (126, 8192), (12, 0): (96, 512),
@@ -40,15 +40,15 @@ _TYPICAL: Final = {
 
 @dataclass(frozen=True)
 class EmulatedCard:
-    """One or several cards of one model."""
+    """One or several cards of the same model."""
 
     gpu: GPU
     count: int = 1
     memory_bytes: int = 0
-    """Of each card: what cudaMemGetInfo calls total."""
+    """Of each card: `total` of cudaMemGetInfo."""
     context_bytes: int = CONTEXT_BYTES
     assumption: str = ""
-    """What had to be assumed about the card, for the user to read."""
+    """Assumptions about the card, as a sentence for the user."""
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -56,7 +56,7 @@ class EmulatedCard:
         return self.gpu.sm or UNKNOWN_CAPABILITY
 
     def properties(self) -> str:
-        """The value of BRIM_CARD."""
+        """The value of the variable BRIM_CARD."""
         sm = multiprocessor(self.capability)
         level2, bus = _TYPICAL[max((known for known in _TYPICAL if known <= self.capability), default=min(_TYPICAL))]
         fields = {
@@ -82,7 +82,7 @@ class EmulatedCard:
 def emulated_card(
     gpu: str, *, memory_bytes: int | None = None, count: int | None = None, context_bytes: int = CONTEXT_BYTES
 ) -> EmulatedCard:
-    """What `--gpu`, `--memory` and `--count` name. `rtx-3080*2` is two cards; `24GiB` is a card of which only the memory is known."""
+    """The card of `--gpu`, `--memory` and `--count`. `rtx-3080*2` is two cards; `24GiB` is a card of which only the memory is known."""
     choice = find_gpu(gpu)
     if choice.gpu.backend != "cuda":
         raise UnsupportedError(
@@ -106,13 +106,13 @@ def emulated_card(
 
 
 def has_kernels(capability: tuple[int, int], torch: TorchBuild) -> bool:
-    """Whether this build of torch runs on a compute capability: machine code runs on its own and on later minor ones of the same major."""
+    """Whether this build of torch runs on a compute capability. Machine code also runs on later minor versions of its major version."""
     built = torch.capabilities()
     return not built or any(major == capability[0] and minor <= capability[1] for major, minor in built)
 
 
 def check_capability(card: EmulatedCard, torch: TorchBuild) -> None:
-    """Raise where this build of torch has no kernels for the card, as the first launch would fail on a real one."""
+    """Raise if this build of torch has no kernels for the card: on a real card the first launch would fail."""
     if has_kernels(card.capability, torch):
         return
     raise UnsupportedError(
@@ -133,7 +133,7 @@ def environment(
     trace: int = 0,
     base: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The environment of a command on the card: `base` (default: this process' own) and what the card adds to it."""
+    """The environment of a command on the card: `base` (default: that of this process) with the variables of the card."""
     kept = {name: value for name, value in (os.environ if base is None else base).items() if not name.startswith("BRIM_CARD")}
     return {
         **kept,
@@ -145,21 +145,21 @@ def environment(
         "BRIM_CARD_VALUES": str(libraries.values),
         **({"BRIM_CARD_COMPUTE": "1"} if compute else {}),
         **({"BRIM_CARD_TRACE": str(trace)} if trace else {}),
-        "LD_PRELOAD": _first(libraries.library, kept.get("LD_PRELOAD")),
-        "LD_LIBRARY_PATH": _first(libraries.folder, kept.get("LD_LIBRARY_PATH")),
-        "PYTHONPATH": _first(PATH, kept.get("PYTHONPATH")),
+        "LD_PRELOAD": _prepend(libraries.library, kept.get("LD_PRELOAD")),
+        "LD_LIBRARY_PATH": _prepend(libraries.folder, kept.get("LD_LIBRARY_PATH")),
+        "PYTHONPATH": _prepend(PATH, kept.get("PYTHONPATH")),
     }
 
 
-def _first(entry: Path, rest: str | None) -> str:
+def _prepend(entry: Path, rest: str | None) -> str:
     return os.pathsep.join([str(entry), *(part for part in (rest or "").split(os.pathsep) if part and part != str(entry))])
 
 
 @contextmanager
 def session(*, inherited: bool = False) -> Iterator[str]:
-    """The value of BRIM_CARD_SHARED for the processes of one session: memory without a name in any file system.
+    """The value of BRIM_CARD_SHARED for the processes of one session: an anonymous file in memory.
 
-    It is freed when this process and all of the others have exited, even if they are killed. `inherited` keeps it open across exec.
+    It is freed when all processes of the session have exited, even if they are killed. `inherited` keeps it open across exec.
     """
     descriptor = os.memfd_create("brim-card", 0 if inherited else os.MFD_CLOEXEC)
     try:

@@ -1,10 +1,10 @@
-"""`brim emulate`: run a command on an emulated card, unchanged, and report what it needed.
+"""`brim emulate`: run a command on an emulated card, unchanged, and report its peak memory.
 
     find the interpreter of the command -> compile the card for its torch (build.py) -> session folder -> run in the foreground
     -> reports of the agent, one per process -> Emulation
 
-The agent (agent/) runs inside the command's interpreter. Nothing of a session is left behind: its folder holds the card's shared state,
-the shadow of the command's files and its temporary files, and is removed at the end, also if brim is killed.
+The agent (agent/) runs inside the command's interpreter. The session folder holds the reports, the shadow of the command's files and its
+temporary files. It is removed at the end, also if brim is killed.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _OFFLINE: Final = {
     "CLEARML_OFFLINE_MODE": "1",
     "DISABLE_MLFLOW_INTEGRATION": "TRUE",
 }
-"""The command must not publish results: they are not real."""
+"""The results are not real, so the command must not publish them."""
 
 _REAPER: Final = """
 import os, shutil, signal, sys, time
@@ -114,8 +114,8 @@ if "done" not in words:
     end(signal.SIGKILL, 10)
     shutil.rmtree(folder, ignore_errors=True)
 """
-"""Waits until brim has ended. If brim was killed before it wrote "done": end all processes of the session, remove the folder.
-They are found by their environment: the workers of a launcher may be in process groups of their own."""
+"""Waits until brim exits. If brim was killed before it wrote "done", it ends all processes of the session and removes the folder.
+Processes are found by their environment, because the workers of a launcher may have their own process groups."""
 
 
 def emulate(
@@ -132,19 +132,20 @@ def emulate(
     environment: Mapping[str, str] | None = None,
     stdout: IO[Any] | None = None,
 ) -> Emulation:
-    """Run a command on an emulated CUDA card and return what it needed.
+    """Run a command on an emulated CUDA card and return the record of its memory.
 
     `command` is a list of words: `["python", "train.py"]`. `gpu` names a card of the catalogue, or several (`"rtx-3080*2"`); `memory` is
     the capacity of each, instead of the catalogue's. The command is stopped after `steps` optimizer steps, unless `full`. `longest` puts
-    the longest rows of Hugging Face datasets first. `compute` also computes floating-point operators, on the host. What the command
-    writes goes to a temporary folder, unless `allow_writes`. `python` is the interpreter that the command uses, where it does not show it.
+    the longest rows of Hugging Face datasets first. `compute` also computes floating-point operators, on the host. Files that the
+    command writes go to a temporary folder, unless `allow_writes`. `python` is the interpreter that the command uses, if it cannot be read
+    from the command.
     """
     words = _words(command)
     if steps < 1:
         raise UsageError(_("--steps {steps} is too small (minimum 1).").format(steps=steps))
     card = emulated_card(gpu, memory_bytes=parse_size(memory) if memory is not None else None)
-    surroundings = dict(os.environ if environment is None else environment)
-    torch = torch_build(python or interpreter(words, surroundings))
+    variables = dict(os.environ if environment is None else environment)
+    torch = torch_build(python or interpreter(words, variables))
     check_capability(card, torch)
     libraries = compiled(torch)
     with _session() as session, card_session() as shared:
@@ -155,7 +156,7 @@ def emulate(
         exit_code = run_foreground(
             words,
             _environment(
-                session.folder, allow_writes, card_environment(card, libraries, shared, compute=compute, base=surroundings)
+                session.folder, allow_writes, card_environment(card, libraries, shared, compute=compute, base=variables)
             ),
             hint=_hint(),
             started=session.started,
@@ -228,7 +229,7 @@ def _hint() -> str:
 
 
 def masked(words: Sequence[str]) -> tuple[str, ...]:
-    """The command line without the values of options that look like secrets: records are shared."""
+    """The command line without the values of options that look like secrets, because records are shared."""
     shown: list[str] = []
     hides_next = False
     for word in words:
@@ -280,7 +281,7 @@ def _session() -> Iterator[_Session]:
     (folder / "tmp").mkdir()
     lock = (folder / _LOCK).open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
-    # A process group of its own: Ctrl-C must not end it before brim.
+    # In a session of its own, so that Ctrl-C does not end it before brim.
     reaper = subprocess.Popen(
         [sys.executable, "-S", "-E", "-c", _REAPER, str(folder)],
         stdin=subprocess.PIPE,
@@ -297,7 +298,7 @@ def _session() -> Iterator[_Session]:
 
 
 def _sweep() -> None:
-    """Remove folders of sessions that were killed together with their reaper: nothing holds their locks any more."""
+    """Remove folders of sessions that were killed together with their reaper: their locks are free."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
         with suppress(OSError), path.open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -305,7 +306,7 @@ def _sweep() -> None:
 
 
 def _reports(session: Path) -> list[dict[str, Any]]:
-    """What the processes of the command wrote, rank 0 first."""
+    """The reports of the command's processes, rank 0 first."""
     reports = []
     for path in session.glob("process-*.json"):
         with suppress(OSError, ValueError):
@@ -335,8 +336,8 @@ def verdict_of_processes(processes: list[dict[str, Any]], exit_code: int, *, int
 
 
 def _has_trained(ranks: list[dict[str, Any]]) -> bool:
-    """Whether one launch completed steps without a rank that memory ended. A command that tries sizes in processes of their own handles the
-    errors of those that did not fit.
+    """Whether one launch completed steps and none of its ranks ran out of memory. A command that tries several sizes, each in its own
+    process, handles the errors of the sizes that do not fit.
     """
     launches: dict[Any, list[dict[str, Any]]] = {}
     for process in ranks:
@@ -348,7 +349,7 @@ def _has_trained(ranks: list[dict[str, Any]]) -> bool:
 
 
 def _ended_by_memory(process: dict[str, Any]) -> bool:
-    """Its last out-of-memory error was not survived: it is the error that ended it, or no step was completed after it."""
+    """Whether the process did not survive its last out-of-memory error: it ended with it, or completed no step after it."""
     if not process["failures"]:
         return False
     error = process["error"]
@@ -364,18 +365,18 @@ UNSUPPORTED: Final = {
     "cuDNN": "no-cudnn",
     "CUDA graphs": "no-cuda-graphs",
 }
-"""What the card refuses (native/blas.c, native/runtime.c), and the code of the remark."""
+"""Features that the card refuses (native/blas.c, native/runtime.c), and the codes of their notes."""
 _IN_MESSAGES: Final = {"CUDA graphs": "operation not supported"}
-"""How the message of an error shows it, where that is not its name."""
+"""The text by which a feature is recognised in an error message, if that is not its name."""
 
 
 def unsupported_feature(processes: list[dict[str, Any]]) -> str | None:
-    """What ended a command that failed, if it is something that is not emulated."""
+    """The feature that a failed command needs and that is not emulated; None if it failed for another reason."""
     if any(note["code"] == "torch-compile" for process in processes for note in process["notes"]):
         return "torch.compile"
     refused = list(dict.fromkeys(name for process in processes for name in process["refused"]))
     errors = [process["error"]["message"].casefold() for process in processes if process["error"]]
-    if not errors:  # in a child process of multiprocessing: its error is printed, not reported
+    if not errors:  # a child process of multiprocessing prints its error and does not report it
         return refused[0] if refused else None
     return next((name for name in refused if any(_IN_MESSAGES.get(name, name).casefold() in error for error in errors)), None)
 
@@ -398,7 +399,7 @@ def _error(process: dict[str, Any]) -> str:
 
 
 def _shapes(ranks: Sequence[dict[str, Any]]) -> tuple[SeenShape, ...]:
-    """The shapes of all ranks; how often, in the rank that had it most often."""
+    """The shapes of all ranks. The count of a shape is that of the rank that had it most often."""
     counts: Counter[tuple[str, int, int | None]] = Counter()
     for process in ranks:
         for mode, rows, length, count in process["shapes"]:
@@ -410,7 +411,7 @@ def _shapes(ranks: Sequence[dict[str, Any]]) -> tuple[SeenShape, ...]:
 
 
 def _cards(emulated: EmulatedCard, torch: TorchBuild, ranks: Sequence[dict[str, Any]]) -> tuple[CardFit, ...]:
-    """Cards of the catalogue that this torch has kernels for, smallest first."""
+    """Cards of the catalogue for which this torch has kernels, smallest first."""
     needed = needed_bytes(ranks)
     known = [gpu for gpu in gpus() if gpu.backend == "cuda" and gpu.sm is not None and has_kernels(gpu.sm, torch)]
     return tuple(
@@ -425,7 +426,7 @@ def _cards(emulated: EmulatedCard, torch: TorchBuild, ranks: Sequence[dict[str, 
 
 
 def needed_bytes(ranks: Sequence[dict[str, Any]]) -> int:
-    """What one card must hold: processes that used it at the same time need its memory together. Those that memory ended do not count."""
+    """Memory that one card must have: the highest sum over processes that used it at once, without those that ran out of memory."""
     kept = [process for process in ranks if not _ended_by_memory(process)]
     together: Counter[tuple[int, float]] = Counter()
     for process in kept:
@@ -437,5 +438,5 @@ def needed_bytes(ranks: Sequence[dict[str, Any]]) -> int:
 
 
 def _unique(reasons: Sequence[Reason]) -> tuple[Reason, ...]:
-    """Each remark once: every rank makes the same."""
+    """Remove duplicates: every rank reports the same notes."""
     return tuple({json.dumps([reason.code, reason.values], sort_keys=True): reason for reason in reasons}.values())

@@ -2,8 +2,8 @@
 
     python -m brim.emulator --gpu t4 --memory 1024GiB -- python src/brim/emulator/training.py < cases.jsonl
 
-brim is not imported here. The steps are torch, transformers, peft and bitsandbytes as their users call them. A line holds the case,
-and the model's config.json as a dictionary. Every case runs in a fork of this process, so that the libraries are imported once per card.
+brim is not imported here. torch, transformers, peft and bitsandbytes are called as their users call them. Each line contains a case and the
+model's config.json as a dictionary. Every case runs in a fork of this process, so that the libraries are imported once per card.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SAFETENSORS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _STEPS = 3
 _STEPS_WITH_LAYERDROP = 20
-"""Layers are left out at random: of three steps often none has all layers."""
+"""LayerDrop skips layers at random: often none of three steps uses all layers."""
 
 
 def measure(case: dict[str, Any], config: dict[str, Any], *, history: str | None = None) -> dict[str, Any]:
-    """Optimizer steps, usually three; `history` ("python" or "all") also records every allocation, with the frames of that kind."""
-    torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN, which Hopper would take, is not emulated
+    """Train for a few steps, usually three. `history` ("python" or "all") also records every allocation, with frames of that kind."""
+    torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN, which torch would choose on Hopper, is not emulated
     amp = HALVES.get(case["precision"])
     compute = amp or DTYPES[case["precision"]]
     if history:
@@ -75,7 +75,7 @@ def measure(case: dict[str, Any], config: dict[str, Any], *, history: str | None
         steps.append([torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()])
     result = {
         "allocated": max(step[0] for step in steps),
-        "reserved": max(loading, *(step[1] for step in steps)),  # loading included: the card must hold that too
+        "reserved": max(loading, *(step[1] for step in steps)),  # the card must also hold the model while it loads
         "loading": loading,
         "steps": steps,
         "resting": resting,
@@ -89,7 +89,7 @@ def measure(case: dict[str, Any], config: dict[str, Any], *, history: str | None
 
 
 def mark(phase: str, history: str | None) -> None:
-    """Name the phase in torch's record of allocations."""
+    """Label the following allocations with a phase in torch's memory history."""
     if history:
         torch._C._cuda_setMemoryMetadata(phase)
 
@@ -124,8 +124,8 @@ def build(case: dict[str, Any], config: dict[str, Any], held: torch.dtype, compu
     import peft
 
     if case["method"] != "lora":
-        uses = case["checkpointing"] == "full"
-        model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=uses, **checkpointing)
+        is_checkpointed = case["checkpointing"] == "full"
+        model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=is_checkpointed, **checkpointing)
     tasks = {"causal-lm": "CAUSAL_LM", "seq2seq": "SEQ_2_SEQ_LM", "classification": "SEQ_CLS"}
     targets: Any = case["lora_targets"] or None
     targets = "all-linear" if targets == ["all-linear"] else targets
@@ -138,26 +138,26 @@ def build(case: dict[str, Any], config: dict[str, Any], held: torch.dtype, compu
 def auto_class(task: str) -> Any:
     import transformers
 
-    word = {"causal-lm": "CausalLM", "seq2seq": "Seq2SeqLM", "classification": "SequenceClassification"}[task]
-    return getattr(transformers, f"AutoModelFor{word}")
+    suffix = {"causal-lm": "CausalLM", "seq2seq": "Seq2SeqLM", "classification": "SequenceClassification"}[task]
+    return getattr(transformers, f"AutoModelFor{suffix}")
 
 
 def read_config(config: dict[str, Any]) -> Any:
     import transformers
 
-    facts = {key: value for key, value in config.items() if key not in {"architectures", "torch_dtype", "dtype"}}
-    return transformers.AutoConfig.for_model(**json.loads(json.dumps(facts)))
+    fields = {key: value for key, value in config.items() if key not in {"architectures", "torch_dtype", "dtype"}}
+    return transformers.AutoConfig.for_model(**json.loads(json.dumps(fields)))
 
 
 def from_config(case: dict[str, Any], config: dict[str, Any], dtype: torch.dtype) -> Any:
-    """As `from_pretrained(dtype=...)` leaves it, without a file: weights are not initialised, and take no memory before they are copied."""
+    """The model that `from_pretrained(dtype=...)` returns, without a file. Weights are not initialised, so they take no RAM on the host."""
     from transformers.initialization import no_init_weights
 
     with no_init_weights():
         model = auto_class(case["task"]).from_config(read_config(config), dtype=dtype, attn_implementation=case["attention"])
     model.tie_weights()
     head = model.get_output_embeddings()
-    if config.get("tie_word_embeddings") is False and head is not None:  # as the files of such models have it
+    if config.get("tie_word_embeddings") is False and head is not None:  # such checkpoints have a separate output weight
         head.weight = torch.nn.Parameter(torch.empty_like(head.weight))
     kept = set(model._keep_in_fp32_modules_strict or ()) if dtype != torch.float32 else set()
     if dtype == torch.float16:
@@ -169,7 +169,7 @@ def from_config(case: dict[str, Any], config: dict[str, Any], dtype: torch.dtype
 
 
 def load_quantized(case: dict[str, Any], config: dict[str, Any], compute: torch.dtype) -> Any:
-    """`from_pretrained(quantization_config=...)` from a file of zeros, which takes no disk."""
+    """`from_pretrained(quantization_config=...)` from a sparse file of zeros, which takes no disk space."""
     import transformers
 
     if case["method"] == "qlora":
@@ -189,12 +189,12 @@ def load_quantized(case: dict[str, Any], config: dict[str, Any], compute: torch.
 
 
 def write_zeros(path: Path, skeleton: Any, dtype: torch.dtype) -> None:
-    """A safetensors file that is a header and a hole."""
+    """Write a sparse safetensors file: a header, then zeros that take no disk space."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     kept = skeleton.state_dict()
     tensors = [*skeleton.named_parameters(), *(pair for pair in skeleton.named_buffers() if pair[0] in kept)]
-    for name, tensor in tensors:  # a tied weight once
+    for name, tensor in tensors:  # tied weights occur once
         size = tensor.numel() * dtype.itemsize
         header[name] = {"dtype": _SAFETENSORS[dtype], "shape": list(tensor.shape), "data_offsets": [end, end + size]}
         end += size
@@ -216,51 +216,51 @@ def make_batch(case: dict[str, Any], config: dict[str, Any]) -> dict[str, torch.
     return batch
 
 
-def make_optimizer(word: str, trained: list[torch.nn.Parameter]) -> Any:
-    if word.endswith("8bit"):
+def make_optimizer(name: str, trained: list[torch.nn.Parameter]) -> Any:
+    if name.endswith("8bit"):
         import bitsandbytes
 
-        kinds: Any = bitsandbytes.optim
-        return (kinds.PagedAdamW8bit if word.startswith("paged") else kinds.AdamW8bit)(trained, lr=1e-5)
-    if word == "adafactor":
+        optimizers: Any = bitsandbytes.optim
+        return (optimizers.PagedAdamW8bit if name.startswith("paged") else optimizers.AdamW8bit)(trained, lr=1e-5)
+    if name == "adafactor":
         from transformers.optimization import Adafactor
 
         return Adafactor(trained, lr=1e-5, scale_parameter=False, relative_step=False)
-    if word.startswith("sgd"):
-        return torch.optim.SGD(trained, lr=1e-5, momentum=0.9 if word == "sgd-momentum" else 0.0)
-    more: dict[str, Any] = {"adamw": {}, "adamw-fused": {"fused": True}, "adamw-loop": {"foreach": False}}[word]
-    return torch.optim.AdamW(trained, lr=1e-5, **more)
+    if name.startswith("sgd"):
+        return torch.optim.SGD(trained, lr=1e-5, momentum=0.9 if name == "sgd-momentum" else 0.0)
+    options: dict[str, Any] = {"adamw": {}, "adamw-fused": {"fused": True}, "adamw-loop": {"foreach": False}}[name]
+    return torch.optim.AdamW(trained, lr=1e-5, **options)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--history", choices=("python", "all"), help="also record every allocation")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     import peft  # noqa: F401  (imported once, before the forks)
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     for line in sys.stdin:
-        question = json.loads(line)
+        request = json.loads(line)
         began = time.time()
-        answer = in_fork(question, asked.history)
-        answer["seconds"] = round(time.time() - began, 1)
-        print(json.dumps({"case": question["case"], **answer}), flush=True)
+        result = in_fork(request, arguments.history)
+        result["seconds"] = round(time.time() - began, 1)
+        print(json.dumps({"case": request["case"], **result}), flush=True)
 
 
-def in_fork(question: dict[str, Any], history: str | None) -> dict[str, Any]:
+def in_fork(request: dict[str, Any], history: str | None) -> dict[str, Any]:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
         torch.cuda._is_in_bad_fork = lambda: False  # nothing was allocated on the device before the fork
         try:
-            answer = measure(question["case"], question["config"], history=history)
+            result = measure(request["case"], request["config"], history=history)
         except BaseException as error:  # any failure is reported to the parent
-            answer = {"error": f"{type(error).__name__}: {error}"[:400], "where": traceback.format_exc()[-2000:]}
+            result = {"error": f"{type(error).__name__}: {error}"[:400], "where": traceback.format_exc()[-2000:]}
         with os.fdopen(writer, "w") as pipe:
-            pipe.write(json.dumps(answer))
+            pipe.write(json.dumps(result))
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as pipe:

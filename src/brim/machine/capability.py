@@ -1,5 +1,7 @@
-"""What every NVIDIA multiprocessor of a compute capability has: the table "Technical Specifications per Compute Capability" of the
-CUDA C++ Programming Guide, as far as occupancy depends on it. And what the CUDA context of a process takes of any card.
+"""Limits of NVIDIA multiprocessors by compute capability, and the size of a CUDA context.
+
+The limits are those that occupancy depends on, from the table "Technical Specifications per Compute Capability" of the CUDA C++ Programming
+Guide.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from typing import Final
 from brim.sizes import KIB, MIB
 
 CONTEXT_BYTES: Final = 430 * MIB
-"""Of a process, with lazy loading of kernels (CUDA >= 11.7): 287,047,680 bytes with one small tensor (pytorch#86509), 300-400 MB
-(pytorch#107667, #109888), 426 MiB on an RTX 6000 Ada with torch 2.10 and CUDA 13 (unsloth-zoo#1053). It grows as kernels are loaded, so the
-upper end. torch's counters do not show it; nvidia-smi does."""
+"""Memory of the CUDA context of a process, with lazy loading of kernels (CUDA >= 11.7). Reported: 287,047,680 bytes with one small tensor
+(pytorch#86509), 300-400 MB (pytorch#107667, #109888), 426 MiB on an RTX 6000 Ada with torch 2.10 and CUDA 13 (unsloth-zoo#1053). A context
+grows as kernels are loaded, so this is the upper end. nvidia-smi includes it; torch's counters do not."""
 
 
 @dataclass(frozen=True)
@@ -20,17 +22,17 @@ class Multiprocessor:
     """The limits of one streaming multiprocessor (SM)."""
 
     threads: int
-    """Resident threads at most."""
+    """Maximum of resident threads."""
     blocks: int
-    """Resident blocks at most."""
+    """Maximum of resident blocks."""
     shared_bytes: int
     """Shared memory of the SM."""
     block_shared_bytes: int
-    """Shared memory that one block may have, when the kernel opts in to more than 48 KiB."""
+    """Maximum shared memory of one block, if the kernel opts in to more than 48 KiB."""
     shared_unit_bytes: int
-    """Granularity in which shared memory is given to blocks."""
+    """Granularity in which shared memory is allocated to blocks."""
     reserved_shared_bytes: int
-    """Shared memory that the system takes for each block."""
+    """Shared memory that the system reserves for each block."""
     registers: int = 65536
     """32-bit registers."""
 
@@ -61,6 +63,6 @@ _TABLE: Final = {
 
 
 def multiprocessor(capability: tuple[int, int]) -> Multiprocessor:
-    """The SM of a compute capability such as (7, 5); of the nearest older one for a capability that is not in the table."""
+    """The limits of a compute capability such as (7, 5). One that is not in the table gets those of the nearest older one."""
     older = [known for known in _TABLE if known <= capability]
     return _TABLE[max(older)] if older else _TABLE[min(_TABLE)]

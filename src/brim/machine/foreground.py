@@ -1,4 +1,4 @@
-"""Run a command in the foreground, as a shell would: its input and output, its signals, its exit code."""
+"""Run a command in the foreground, as a shell does: with its input and output, its signals and its exit code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 POLL_SECONDS: Final = 1.0
-"""Between two calls of `look`."""
+"""Interval of the calls of `look`."""
 _FORWARDED: Final = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name))
 
 
@@ -30,10 +30,10 @@ def run_foreground(
     interrupted: Callable[[], None] = lambda: None,
     stdout: IO[Any] | None = None,
 ) -> int:
-    """Run a command to its end and return its exit code; 128 and the signal's number if a signal ended it.
+    """Run a command to its end and return its exit code; 128 plus the signal's number if a signal ended it.
 
-    `look` is called about once a second and after the end, `started` with the process id, `interrupted` at every Ctrl-C,
-    which reaches the command through the terminal. SIGTERM, SIGHUP and SIGQUIT are forwarded.
+    `look` is called about once a second and once after the end, `started` with the process id, `interrupted` at every Ctrl-C. The terminal
+    sends Ctrl-C to the command itself; SIGTERM, SIGHUP and SIGQUIT are forwarded.
     """
     with _forward_signals(interrupted) as forward_to:
         try:
@@ -58,32 +58,32 @@ def run_foreground(
 
 @contextmanager
 def _forward_signals(interrupted: Callable[[], None]) -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
-    """Forward signals to the process that is given to what this yields; signals that arrive before wait for it.
+    """Yield a function that sets the process to which signals are forwarded. Signals that arrive earlier are kept until then.
 
-    SIGINT gets a handler that does nothing, not SIG_IGN: ignored signals stay ignored in the command.
+    SIGINT gets a handler instead of SIG_IGN, because the command would inherit an ignored signal.
     """
-    to: list[subprocess.Popen[bytes]] = []
-    early: list[int] = []
+    processes: list[subprocess.Popen[bytes]] = []
+    pending: list[int] = []
 
     def forward_to(process: subprocess.Popen[bytes]) -> None:
-        to.append(process)
-        while early:
-            process.send_signal(early.pop(0))
+        processes.append(process)
+        while pending:
+            process.send_signal(pending.pop(0))
 
     if threading.current_thread() is not threading.main_thread():
         yield forward_to
         return
 
-    def wait(_number: int, _frame: FrameType | None) -> None:
+    def on_interrupt(_number: int, _frame: FrameType | None) -> None:
         interrupted()
 
     def forward(number: int, _frame: FrameType | None) -> None:
-        if not to:
-            early.append(number)
-        for process in to:
+        if not processes:
+            pending.append(number)
+        for process in processes:
             process.send_signal(number)
 
-    handlers: dict[int, Any] = {signal.SIGINT: wait, **dict.fromkeys(_FORWARDED, forward)}
+    handlers: dict[int, Any] = {signal.SIGINT: on_interrupt, **dict.fromkeys(_FORWARDED, forward)}
     before = {number: signal.getsignal(number) for number in handlers}
     for number, handler in handlers.items():
         if before[number] is not signal.SIG_IGN:

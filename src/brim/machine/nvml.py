@@ -1,7 +1,7 @@
-"""NVIDIA's management library, as far as brim needs it: which cards there are, and how they do. Thin, and never an error.
+"""NVIDIA's management library (NVML): the cards of this machine, their load and the processes on them. No function raises.
 
-A machine without the driver has no cards; a card that refuses a question answers None. NVML counts physical cards in PCI order, torch
-counts the ones that CUDA_VISIBLE_DEVICES leaves, so `visible` translates.
+Without the driver there are no cards; a query that a card does not support returns None. NVML numbers the physical cards in PCI order,
+torch numbers those in CUDA_VISIBLE_DEVICES; `visible` translates.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ class Card:
 
 @dataclass(frozen=True)
 class Telemetry:
-    """How a card does now."""
+    """Load, power and temperature of a card; None: not supported by the card."""
 
     busy: float | None = None
+    """Utilisation, 0 to 1."""
     watts: float | None = None
     celsius: float | None = None
 
@@ -47,27 +48,28 @@ class Process:
     pid: int
     used_bytes: int | None = None
     name: str = ""
-    """Empty where it cannot be read: another user's, or of another container."""
+    """Empty if it cannot be read, as for processes of other containers."""
 
     def __str__(self) -> str:
-        who = f"{self.name} (pid {self.pid})" if self.name else f"pid {self.pid}"
-        return who if self.used_bytes is None else f"{who} {format_bytes(self.used_bytes)}"
+        label = f"{self.name} (pid {self.pid})" if self.name else f"pid {self.pid}"
+        return label if self.used_bytes is None else f"{label} {format_bytes(self.used_bytes)}"
 
 
 def cards() -> tuple[Card, ...]:
-    """All physical cards, in NVML's order; none where there is no driver."""
+    """All physical cards, in NVML's order; empty without a driver."""
     nvml = _library()
     if nvml is None:
         return ()
-    count = _ask(nvml.nvmlDeviceGetCount) or 0
-    found = (_card(nvml, index) for index in range(count))
-    return tuple(card for card in found if card is not None)
+    count = _query(nvml.nvmlDeviceGetCount) or 0
+    listed = (_card(nvml, index) for index in range(count))
+    return tuple(card for card in listed if card is not None)
 
 
 def visible(cards_: tuple[Card, ...], wanted: str | None) -> tuple[Card, ...]:
-    """The cards that CUDA shows a process under this value of CUDA_VISIBLE_DEVICES, in its order.
+    """The cards that a process sees with this value of CUDA_VISIBLE_DEVICES, in the order of that list.
 
-    As CUDA does it: indices or prefixes of a UUID; the list ends at the first entry that names no card; a repeated card voids it.
+    As in CUDA, an entry is an index or the prefix of a UUID, and the list ends at the first entry that matches no card. If a card is
+    repeated, no card is visible.
     """
     if wanted is None:
         return cards_
@@ -83,15 +85,15 @@ def visible(cards_: tuple[Card, ...], wanted: str | None) -> tuple[Card, ...]:
 
 
 def physical_index(index: int) -> int | None:
-    """The physical number of the card that torch calls `cuda:index` in this process."""
+    """The physical number of the card that is `cuda:index` in this process."""
     shown = visible(cards(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     return shown[index].index if index < len(shown) else None
 
 
 def alone(index: int) -> dict[str, str]:
-    """The environment of a process that sees only the card that CUDA shows here as this number; empty where there is no other.
+    """Environment variables for a process that is to see only the card `cuda:index`; empty if there is no other card.
 
-    By its UUID: CUDA may number cards in another order than NVML.
+    The card is named by its UUID, because CUDA and NVML may number cards in different orders.
     """
     shown = visible(cards(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     if len(shown) < 2 or index >= len(shown) or not shown[index].uuid:
@@ -100,14 +102,14 @@ def alone(index: int) -> dict[str, str]:
 
 
 def telemetry(index: int) -> Telemetry:
-    """How the card of this physical number does now."""
+    """Load, power and temperature of the card with this physical number, now."""
     nvml = _library()
-    handle = _ask(nvml.nvmlDeviceGetHandleByIndex, index) if nvml is not None else None
+    handle = _query(nvml.nvmlDeviceGetHandleByIndex, index) if nvml is not None else None
     if nvml is None or handle is None:
         return Telemetry()
-    rates = _ask(nvml.nvmlDeviceGetUtilizationRates, handle)
-    milliwatts = _ask(nvml.nvmlDeviceGetPowerUsage, handle)
-    celsius = _ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+    rates = _query(nvml.nvmlDeviceGetUtilizationRates, handle)
+    milliwatts = _query(nvml.nvmlDeviceGetPowerUsage, handle)
+    celsius = _query(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
     return Telemetry(
         busy=rates.gpu / 100 if rates is not None else None,
         watts=milliwatts / 1000 if milliwatts is not None else None,
@@ -116,17 +118,17 @@ def telemetry(index: int) -> Telemetry:
 
 
 def processes(index: int) -> tuple[Process, ...]:
-    """Processes with a context on the card of this physical number, as far as NVML lists them."""
+    """Processes with a context on the card with this physical number, if NVML lists them."""
     nvml = _library()
-    handle = _ask(nvml.nvmlDeviceGetHandleByIndex, index) if nvml is not None else None
+    handle = _query(nvml.nvmlDeviceGetHandleByIndex, index) if nvml is not None else None
     if nvml is None or handle is None:
         return ()
-    found: dict[int, int | None] = {}
-    for question in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
-        for process in _ask(question, handle) or ():
-            used = process.usedGpuMemory
-            found[process.pid] = max(found.get(process.pid) or 0, used) if used is not None else found.get(process.pid)
-    return tuple(Process(pid, used, _name(pid)) for pid, used in found.items())
+    used_bytes: dict[int, int | None] = {}
+    for query in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
+        for process in _query(query, handle) or ():
+            used, known = process.usedGpuMemory, used_bytes.get(process.pid)
+            used_bytes[process.pid] = max(known or 0, used) if used is not None else known
+    return tuple(Process(pid, used, _name(pid)) for pid, used in used_bytes.items())
 
 
 def _name(pid: int) -> str:
@@ -142,35 +144,35 @@ def _library() -> Any:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception:  # noqa: BLE001 (no package, no driver, a driver of another version: all mean that NVML cannot help)
+    except Exception:  # noqa: BLE001 (no package, no driver, a driver of another version: NVML cannot be used)
         return None
     return pynvml
 
 
 def _card(nvml: Any, index: int) -> Card | None:
-    handle = _ask(nvml.nvmlDeviceGetHandleByIndex, index)
-    memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle) if handle is not None else None
+    handle = _query(nvml.nvmlDeviceGetHandleByIndex, index)
+    memory = _query(nvml.nvmlDeviceGetMemoryInfo, handle) if handle is not None else None
     if memory is None:
         return None
-    capability = _ask(nvml.nvmlDeviceGetCudaComputeCapability, handle)
+    capability = _query(nvml.nvmlDeviceGetCudaComputeCapability, handle)
     return Card(
         index=index,
-        name=_word(_ask(nvml.nvmlDeviceGetName, handle)) or "NVIDIA GPU",
-        uuid=_word(_ask(nvml.nvmlDeviceGetUUID, handle)) or "",
+        name=_text(_query(nvml.nvmlDeviceGetName, handle)) or "NVIDIA GPU",
+        uuid=_text(_query(nvml.nvmlDeviceGetUUID, handle)) or "",
         total_bytes=int(memory.total),
         free_bytes=int(memory.free),
         compute_capability=f"{capability[0]}.{capability[1]}" if capability is not None else None,
-        driver=_word(_ask(nvml.nvmlSystemGetDriverVersion)),
+        driver=_text(_query(nvml.nvmlSystemGetDriverVersion)),
     )
 
 
-def _ask(question: Callable[..., Any], *arguments: Any) -> Any:
+def _query(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
-        return question(*arguments)
-    except Exception:  # noqa: BLE001 (NVMLError_NotSupported and its many siblings: the card does not say)
+        return function(*arguments)
+    except Exception:  # noqa: BLE001 (NVMLError_NotSupported and similar errors: the card does not report this value)
         return None
 
 
-def _word(value: Any) -> str | None:
-    """Older releases of the binding return bytes."""
+def _text(value: Any) -> str | None:
+    """A string of NVML. Older releases of the binding return bytes."""
     return value.decode() if isinstance(value, bytes) else value

@@ -8,18 +8,17 @@ from pathlib import Path
 
 
 def data_bytes() -> int:
-    """Private writable memory of this process: what RLIMIT_DATA counts. Linux only."""
-    found = _status_bytes("VmData")
-    assert found is not None
-    return found
+    """Private writable memory of this process, which RLIMIT_DATA limits. Linux only."""
+    data = _status_bytes("VmData")
+    assert data is not None
+    return data
 
 
 def peak_data_bytes() -> int:
-    """Largest private writable memory since this process was forked, as nearly as Linux tells: it keeps the peak of all that is mapped, and
-    what is mapped besides (code, files) hardly changes after imports.
+    """Approximate peak of private writable memory since this process was forked. Linux keeps the peak of all mapped memory only; the other
+    mappings (code, files) hardly change after imports, so their current size is subtracted.
     """
-    found = {field: _status_bytes(field) for field in ("VmPeak", "VmSize", "VmData")}
-    peak, size, data = found["VmPeak"], found["VmSize"], found["VmData"]
+    peak, size, data = (_status_bytes(field) for field in ("VmPeak", "VmSize", "VmData"))
     assert peak is not None
     assert size is not None
     assert data is not None
@@ -27,30 +26,30 @@ def peak_data_bytes() -> int:
 
 
 def swapped_bytes() -> int:
-    """Memory of this process that lies in swap now."""
+    """Memory of this process that is in swap now."""
     return _status_bytes("VmSwap") or 0
 
 
 def resident_bytes() -> int:
     """Memory of this process that is in RAM now."""
-    found = _status_bytes("VmRSS")
-    if found is None:
+    resident = _status_bytes("VmRSS")
+    if resident is None:
         import psutil
 
-        found = int(psutil.Process().memory_info().rss)
-    return found
+        resident = int(psutil.Process().memory_info().rss)
+    return resident
 
 
 def file_bytes() -> int:
-    """Of what is in RAM, the pages of files: libraries' code above all. 0 where the system does not tell."""
+    """The part of resident memory that is mapped from files, mostly code of libraries. 0 if the system does not report it."""
     return (_status_bytes("RssFile") or 0) + (_status_bytes("RssShmem") or 0)
 
 
 def peak_resident_bytes() -> int | None:
-    """Largest resident memory of this process since its start, or since `forget_peak`."""
-    found = _status_bytes("VmHWM")
-    if found is not None:
-        return found
+    """Peak resident memory of this process since its start, or since `forget_peak`."""
+    high_water = _status_bytes("VmHWM")
+    if high_water is not None:
+        return high_water
     try:
         import resource
     except ImportError:  # Windows
@@ -60,7 +59,7 @@ def peak_resident_bytes() -> int | None:
 
 
 def forget_peak() -> None:
-    """Linux: let `peak_resident_bytes` count from here."""
+    """Restart the count of `peak_resident_bytes`. Linux only; has no effect elsewhere."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 

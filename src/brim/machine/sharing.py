@@ -1,4 +1,4 @@
-"""Who else holds memory of a GPU: an out-of-memory error that another process caused is not fixed by shorter sequences."""
+"""Memory of a GPU that other processes hold. Shorter sequences do not fix an out-of-memory error that another process causes."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from brim.machine import nvml
 from brim.sizes import MIB, format_bytes
 
 _CONTEXT_BYTES = 700 * MIB
-"""The CUDA context and library workspaces of the own process, at most, where NVML does not list it."""
-_SHOWN = 3
+"""Upper bound for the CUDA context and library workspaces of this process, used if NVML does not list it."""
+_MAX_NAMED = 3
 
 
 @dataclass(frozen=True)
 class Others:
-    """What other processes hold of one GPU."""
+    """Memory of one GPU that other processes hold."""
 
     used_bytes: int = 0
     processes: tuple[nvml.Process, ...] = ()
-    """The largest first; empty where NVML does not list them, as in many containers."""
+    """Largest first; empty if NVML does not list them, as in many containers."""
     is_exact: bool = False
-    """Whether NVML lists this process too, and what each of them holds."""
+    """Whether NVML lists this process too, and reports the memory of every process."""
 
     def __str__(self) -> str:
         if not self.used_bytes:
             return ""
         if not self.processes:
             return _("Other processes hold about {size} of this GPU.").format(size=format_bytes(self.used_bytes))
-        names = [str(process) for process in self.processes[:_SHOWN]]
-        if len(self.processes) > _SHOWN:
-            names.append(_("{count} more").format(count=len(self.processes) - _SHOWN))
+        names = [str(process) for process in self.processes[:_MAX_NAMED]]
+        if len(self.processes) > _MAX_NAMED:
+            names.append(_("{count} more").format(count=len(self.processes) - _MAX_NAMED))
         text = _("Other processes hold {size} of this GPU: {names}.")
         return text.format(size=format_bytes(self.used_bytes), names=", ".join(names))
 
 
 def others_of_card(index: int, own_bytes: int | None = None) -> Others:
-    """What others hold of the card with this physical number. `own_bytes`: reserved there by this process; None: it has no context."""
+    """Memory that others hold on the card with this physical number. `own_bytes` is reserved by this process; None: it has no context."""
     listed = nvml.processes(index)
     others = tuple(process for process in listed if process.pid != os.getpid())
-    # In a container NVML may list processes by the numbers of the host, or not at all: then no process is named.
+    # In a container NVML may list processes by their pid on the host, or not at all. Then no process is named.
     is_listed = len(others) < len(listed)
     if own_bytes is None or is_listed:
         used = sum(process.used_bytes or 0 for process in others)
@@ -54,20 +54,20 @@ def others_of_card(index: int, own_bytes: int | None = None) -> Others:
 
 
 def own_bytes(index: int) -> int:
-    """What this process holds of the card that CUDA shows as this number, its context included; 0 where NVML does not list it."""
+    """Memory of this process on the card `cuda:index`, its context included; 0 if NVML does not list it."""
     physical = nvml.physical_index(index)
     listed = nvml.processes(physical) if physical is not None else ()
     return sum(process.used_bytes or 0 for process in listed if process.pid == os.getpid())
 
 
 def others_here(index: int) -> Others:
-    """What others hold of the card that CUDA shows as this number, asked from a process that does not use it."""
+    """Memory that others hold on the card `cuda:index`, for a caller that does not use the card itself."""
     physical = nvml.physical_index(index)
     return others_of_card(physical) if physical is not None else Others()
 
 
 def others_on(device: Any) -> Others:
-    """What others hold of a device; nothing where it cannot tell (the CPU, a recording)."""
-    ask = getattr(device, "others", None)
-    found = ask() if ask is not None else None
-    return found if isinstance(found, Others) else Others()
+    """Memory that others hold on a device; nothing for devices that do not report it (the CPU, a recording)."""
+    query = getattr(device, "others", None)
+    others = query() if query is not None else None
+    return others if isinstance(others, Others) else Others()

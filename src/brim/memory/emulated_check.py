@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from brim.records import Estimate
 
 _TRAINING: Final = Path(str(files("brim.emulator").joinpath("training.py")))
-"""A separate program: the measured process does not import brim."""
+"""The training is a separate program, so that the measured process does not import brim."""
 _UNLIMITED: Final = 1 << 40
-"""The check compares peaks without a limit; the estimate decides whether they fit."""
+"""Memory of the card. The check compares peaks; the estimate decides whether they fit."""
 _MEASURED: Final = frozenset(
     {
         "task", "method", "lora_rank", "lora_targets", "micro_batch", "seq_len", "accumulation", "precision", "optimizer", "checkpointing",
@@ -38,7 +38,7 @@ _MEASURED: Final = frozenset(
 
 
 def check_emulated(question: Question, answer: Estimate, *, python: str | None = None) -> EmulatedCheck:
-    """Train the configuration of an estimate on an emulated card and return torch's own peaks.
+    """Train the configuration of an estimate on an emulated card and return the peaks that torch reports.
 
     `python` is an interpreter with the CUDA build of torch: by default BRIM_EMULATOR_PYTHON, else this one.
     """

@@ -1,9 +1,9 @@
 """Temporary memory of CUDA kernels whose size is not a product of tensor sizes. torch is not imported here.
 
-How much some kernels need depends on the card (how many blocks run at once) and changes in jumps with the shape, so one traced step
-cannot hold it for all shapes and cards. The trace holds *numbers* instead: births whose operator begins with `scratch:` and whose size is
-a count of elements, which follows the shape as any other size does. `resolve` turns them into bytes for one card, or drops them if the
-kernel needs nothing.
+Some kernels need an amount that depends on the card (how many blocks run at once) and changes in jumps with the shape, so one traced step
+cannot record it for all shapes and cards. The trace records *numbers* instead: births whose operator begins with `scratch:` and whose size
+is a count of elements, which changes with the shape like any other size. `resolve` converts them to bytes for one card, or drops them if
+the kernel needs no memory.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ PREFIX = "scratch:"
 
 @dataclass(frozen=True)
 class Card:
-    """Properties of a device that kernels query."""
+    """Properties of a card that kernels query."""
 
     multiprocessors: int
     threads: int
     """Resident threads of a multiprocessor."""
     capability: tuple[int, int] = (8, 0)
     block_shared_bytes: int = 163 << 10
-    """Shared memory that one block may have."""
+    """Maximum shared memory of one block."""
 
     @classmethod
     def of(cls, capability: tuple[int, int], multiprocessors: int | None) -> Card:
-        """The limits of a compute capability; without a count of multiprocessors, that of a mid-range card."""
+        """The limits of a compute capability. Without a count of multiprocessors, that of a mid-range card is used."""
         limits = multiprocessor(capability)
         return cls(multiprocessors or _USUAL_MULTIPROCESSORS, limits.threads, capability, limits.block_shared_bytes)
 
@@ -44,33 +44,33 @@ _USUAL_MULTIPROCESSORS = 80
 
 
 def scratch_name(rule: str, *facts: int) -> str:
-    """The operator name of numbers that `rule` turns into bytes; `facts` do not depend on the shape."""
+    """The operator name of numbers that `rule` converts to bytes. `facts` are arguments that do not depend on the shape."""
     return f"{PREFIX}{rule}:" + ",".join(map(str, facts))
 
 
 def resolve(trace: Trace, card: Card) -> Trace:
-    """The stream with bytes in place of numbers."""
+    """The trace with bytes in place of numbers."""
     births = list(trace.births)
     dropped: set[int] = set()
-    number = 0
-    while number < len(births):
-        operator = births[number].operator
+    first = 0
+    while first < len(births):
+        operator = births[first].operator
         if not operator.startswith(PREFIX):
-            number += 1
+            first += 1
             continue
         rule, _colon, facts = operator.removeprefix(PREFIX).partition(":")
         count, compute = _RULES[rule]
-        numbers = [birth.size for birth in births[number : number + count]]
+        numbers = [birth.size for birth in births[first : first + count]]
         if rule == "foreach_norm":
-            numbers.append(_norms_beside(trace, births[number]))
+            numbers.append(_count_norms(trace, births[first]))
         if rule == "warmup":
             numbers = [_bytes_of(births, LOADED_COPY), _bytes_of(births, LOADED_WEIGHT)]
         sizes = compute(numbers, [int(fact) for fact in facts.split(",") if fact], card)
-        for at, size in enumerate(sizes, start=number):
-            births[at] = replace(births[at], size=size, operator=rule)
+        for index, size in enumerate(sizes, start=first):
+            births[index] = replace(births[index], size=size, operator=rule)
             if not size:
-                dropped.add(at)
-        number += count
+                dropped.add(index)
+        first += count
     if births == trace.births:
         return trace
     kept = [
@@ -83,7 +83,8 @@ def _bytes_of(births: Sequence[Birth], operator: str) -> int:
     return sum(birth.size for birth in births if birth.operator == operator)
 
 
-def _norms_beside(trace: Trace, birth: Birth) -> int:
+def _count_norms(trace: Trace, birth: Birth) -> int:
+    """The number of norms in the clipping phase that contains `birth`."""
     place = trace.places[birth.place]
     return sum(
         other.operator == _NORM and trace.places[other.place][:2] == place[:2] and trace.places[other.place].phase == "clip"
@@ -97,10 +98,10 @@ _NORM = "aten::linalg_vector_norm"
 def reduction_bytes(
     outputs: int, inputs: int, card: Card, *, along_rows: bool, input_vector: int, output_vector: int, item_bytes: int
 ) -> tuple[int, int]:
-    """Buffer and semaphores of a reduction that is split over several blocks; zeros where it is not.
+    """Bytes of the buffer and of the semaphores of a reduction that is split over several blocks; zeros if it is not split.
 
-    aten/src/ATen/native/cuda/Reduce.cuh, `setReduceConfig`: `outputs` results of `inputs` elements each. `along_rows`: the elements of one
-    result are neighbours in memory. A thread reads `input_vector` of them, or of `output_vector` results, at once.
+    As `setReduceConfig` in aten/src/ATen/native/cuda/Reduce.cuh: `outputs` results of `inputs` elements each. `along_rows`: the elements of
+    one result are contiguous in memory. A thread reads `input_vector` elements of one result, or of `output_vector` results, at once.
     """
     most_threads = 512 // output_vector
     first, second = (
@@ -144,9 +145,9 @@ _EMBEDDING_ROWS = 10
 
 
 def _embedding(numbers: Sequence[int], facts: Sequence[int], card: Card) -> tuple[int, ...]:
-    """One buffer of an embedding's gradient, which sorts more than 3,072 tokens (aten/src/ATen/native/cuda/Embedding.cu).
+    """One buffer of an embedding's gradient, which sorts the tokens if there are more than 3,072 (aten/src/ATen/native/cuda/Embedding.cu).
 
-    Facts: which buffer, rows of the table, size of a row.
+    Facts: number of the buffer, rows of the table, elements of a row.
     """
     (tokens,) = numbers
     buffer, rows, width = facts
@@ -160,7 +161,7 @@ def _embedding(numbers: Sequence[int], facts: Sequence[int], card: Card) -> tupl
 
 
 def _flash_forward(numbers: Sequence[int], facts: Sequence[int], card: Card) -> tuple[int, ...]:
-    """Partial results of keys that are split over several blocks, where there are few rows of queries (flash_api.cpp)."""
+    """Partial results, if the keys are split over several blocks because there are few rows of queries (flash_api.cpp)."""
     heads, queries, keys = numbers
     (size,) = facts
     splits = _key_splits(
@@ -173,7 +174,7 @@ def _flash_forward(numbers: Sequence[int], facts: Sequence[int], card: Card) -> 
 
 
 def _key_splits(rows: int, blocks: int, columns: int) -> int:
-    """flash_api.cpp, `num_splits_heuristic`: the fewest splits that keep 85 percent of the best share of blocks busy."""
+    """As `num_splits_heuristic` in flash_api.cpp: the fewest splits with at least 85 percent of the best occupancy."""
     if rows >= 0.8 * blocks:
         return 1
     busy: dict[int, float] = {}
@@ -219,7 +220,7 @@ _LARGE_BLOCK_BYTES = 140 << 10
 
 
 def _foreach_norm(numbers: Sequence[int], _facts: Sequence[int], _card: Card) -> tuple[int, ...]:
-    """One float per chunk of each tensor; all count as many chunks as the largest (ForeachReduceOp.cu). The last norm is over the norms."""
+    """One float per chunk, for every tensor as many chunks as the largest has (ForeachReduceOp.cu). The last norm is that of all norms."""
     largest, norms = numbers
     return (4 * max(0, norms - 1) * -(-largest // _FOREACH_CHUNK),)
 
@@ -228,7 +229,7 @@ _FOREACH_CHUNK = 1 << 16
 
 
 def _warmup(numbers: Sequence[int], facts: Sequence[int], _card: Card) -> tuple[int, ...]:
-    """All memory that a quantised base will need, allocated and freed before loading. The fact is the factor by which weights shrink."""
+    """The memory of the whole quantised base, allocated and freed before loading. The fact is the factor by which weights shrink."""
     copies, weights = numbers
     return (copies + weights // facts[0],)
 
@@ -241,4 +242,4 @@ _RULES: dict[str, tuple[int, Callable[[Sequence[int], Sequence[int], Card], tupl
     "flash_forward": (3, _flash_forward),
     "efficient_backward": (3, _efficient_backward),
 }
-"""For each rule, how many numbers it takes; it returns as many sizes."""
+"""For each rule, how many numbers it takes. It returns as many sizes."""

@@ -1,4 +1,4 @@
-"""The sentences of an emulation, for the terminal and for the page."""
+"""The sentences about an emulation, for the terminal and for the page."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from brim.sizes import format_bytes
 if TYPE_CHECKING:
     from brim.records.emulations import DevicePeak, Emulation, Reason
 
-_SHAPES: Final = 4
-_LINE: Final = 300
+_MAX_SHAPES: Final = 4
+_MAX_CHARACTERS: Final = 300
 
 
 def verdict_of(emulation: Emulation) -> str:
-    """What was seen, and what was not."""
+    """The verdict as a sentence, with the phases that were not reached."""
     last = emulation.out_of_memory[-1] if emulation.out_of_memory else None
     if emulation.verdict == "out-of-memory" and last is not None:
         text = _("does not fit: out of memory ({moment}): {asked} requested, {free} free{where}")
@@ -70,7 +70,7 @@ def _fits(emulation: Emulation) -> str:
 
 
 def phase_of(phase: str) -> str:
-    """The name of a phase."""
+    """The translated name of a phase."""
     return {
         "loading": _("loading"), "forward": _("forward"), "backward": _("backward"), "optimizer": _("optimizer"),
         "evaluation": _("evaluation"), "other": _("between phases"),
@@ -78,7 +78,7 @@ def phase_of(phase: str) -> str:
 
 
 def moment_of(device: DevicePeak) -> str:
-    """When the allocated memory of a process peaked."""
+    """The step and phase in which the allocated memory of a process peaked."""
     return _moment(device.peak_step, device.peak_phase)
 
 
@@ -87,7 +87,7 @@ def _moment(step: int, phase: str) -> str:
 
 
 def shapes_of(emulation: Emulation) -> str:
-    """The shapes of micro-batches, most frequent first."""
+    """A list of the micro-batch shapes, most frequent first."""
     parts = []
     for mode, word in (("training", _("training")), ("evaluation", _("evaluation"))):
         shapes = [shape for shape in emulation.shapes if shape.mode == mode]
@@ -96,21 +96,21 @@ def shapes_of(emulation: Emulation) -> str:
         listed = ", ".join(
             (f"{shape.rows} x {shape.length}" if shape.length is not None else str(shape.rows))
             + (_(" ({count} times)").format(count=shape.count) if shape.count > 1 else "")
-            for shape in shapes[:_SHAPES]
+            for shape in shapes[:_MAX_SHAPES]
         )
-        more = _(", others: {count}").format(count=len(shapes) - _SHAPES) if len(shapes) > _SHAPES else ""
+        more = _(", others: {count}").format(count=len(shapes) - _MAX_SHAPES) if len(shapes) > _MAX_SHAPES else ""
         parts.append(f"{word} {listed}{more}")
     return "; ".join(parts)
 
 
 def printable(text: str) -> str:
-    """The first line of a text that the command made, without control characters, of bounded length."""
+    """The first line of a text that comes from the command, without control characters and shortened."""
     first = text.strip().splitlines()[0] if text.strip() else ""
-    return "".join(letter if letter.isprintable() else "?" for letter in first)[:_LINE]
+    return "".join(letter if letter.isprintable() else "?" for letter in first)[:_MAX_CHARACTERS]
 
 
 def short_path(where: str) -> str:
-    """`file:line` as seen from the working folder; of an installed package, from the package's name on."""
+    """`file:line` relative to the working folder; for an installed package, relative to site-packages."""
     path, colon, line = printable(where).rpartition(":")
     inside = re.split(r"(?:site|dist)-packages/", path)[-1]
     if inside != path:
@@ -122,7 +122,7 @@ def short_path(where: str) -> str:
 
 
 def reason_of(reason: Reason) -> str:
-    """A remark of the record as a sentence."""
+    """A note of the record as a sentence."""
     texts = {
         "longest-first": _("The {rows} rows were sorted by {column}, longest first ({longest})."),
         "longest-skipped": _(
@@ -158,7 +158,7 @@ def reason_of(reason: Reason) -> str:
 
 
 def hint_of(emulation: Emulation) -> str:
-    """What to type next."""
+    """A suggestion for the next command; empty if there is none."""
     if emulation.verdict == "out-of-memory":
         return _("Run it again with --memory 1TiB to see the peak without a limit.")
     if (

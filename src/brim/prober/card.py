@@ -1,11 +1,11 @@
 """Load a model onto a CUDA card with the same allocations as loading a checkpoint, but without a checkpoint.
 
-The caching allocator keeps the segments that loading has used, and training fills the gaps in them. If a trial allocated its weights in
-another order, or with other temporary tensors, the gaps would differ, and near the limit so would its largest micro-batch. So a plain model
-is built on the host and moved with `.to(device)`, and a quantised one is loaded by `from_pretrained` from a sparse file of zeros.
+The caching allocator keeps the segments that loading has used, and training fills the gaps in them. If a trial allocated its weights in a
+different order, or with different temporary tensors, the gaps would differ, and near the limit so would its largest micro-batch. So a plain
+model is built on the host and moved with `.to(device)`, and a quantised one is loaded by `from_pretrained` from a sparse file of zeros.
 
-Weights then get values in place: finite ones, because GradScaler skips steps with infinities, and not all zero, because a card computes
-faster with zeros.
+The weights are then filled in place with finite values, because GradScaler skips steps with infinities, and with values other than zero,
+because a card computes faster with zeros.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _SPREAD: Final = 0.02
 
 
 def load_on_card(setup: Setup, device: str) -> nn.Module:
-    """The model of a setup on this card, prepared for training."""
+    """The model of a setup, on this device and prepared for training."""
     with refusals():
         model = _load_quantized(setup, device) if setup.method in BITS else _build_and_move(setup, device)
-    torch.cuda.empty_cache()  # temporaries of the initialisation
+    torch.cuda.empty_cache()  # release temporary tensors of the initialisation
     model.train()
     # Adapters are created on the host and follow the layers that they adapt, as in scripts that call peft.
     return prepare_model(model, setup, "cpu")
@@ -53,7 +53,7 @@ def load_on_card(setup: Setup, device: str) -> nn.Module:
 def _build_and_move(setup: Setup, device: str) -> Any:
     from transformers.initialization import no_init_weights
 
-    with no_init_weights():  # host memory that is never written takes no RAM
+    with no_init_weights():  # tensors that are never written take no RAM on the host
         model = model_of_config(setup, read_config(setup))
     model.tie_weights()
     untie_output(model, setup.config)
@@ -71,9 +71,9 @@ def _load_quantized(setup: Setup, device: str) -> Any:
     with torch.device("meta"):
         skeleton = model_of_config(setup, config)
     attention = {"attn_implementation": setup.attention} if setup.attention in {"eager", "sdpa"} else {}
-    untyped: Any = logging
-    untyped.disable_progress_bar()
-    getLogger("bitsandbytes.autograd._functions").setLevel(ERROR)  # it warns about the cast of every product
+    untyped_logging: Any = logging
+    untyped_logging.disable_progress_bar()
+    getLogger("bitsandbytes.autograd._functions").setLevel(ERROR)  # it warns about the cast in every matrix product
     with tempfile.TemporaryDirectory(prefix="brim-") as folder:
         config.save_pretrained(folder)
         write_zeros(Path(folder) / "model.safetensors", skeleton, base_dtype(setup))
@@ -112,14 +112,14 @@ def _quantization(setup: Setup, skeleton: nn.Module) -> Any:
 def _fill(model: nn.Module) -> None:
     """Replace the zeros by random values, in place."""
     for name, parameter in model.named_parameters():
-        packed: Any = parameter
+        quantized: Any = parameter
         if parameter.dtype == torch.uint8:
             parameter.random_(0, 256)
-            packed.quant_state.state2.absmax.zero_()
-            packed.quant_state.offset.fill_(_SPREAD)  # with double quantisation: the mean of all scales
+            quantized.quant_state.state2.absmax.zero_()
+            quantized.quant_state.offset.fill_(_SPREAD)  # with double quantisation: the mean of all scales
         elif parameter.dtype == torch.int8:
             parameter.random_(-127, 128)
-            packed.SCB.fill_(2 * _SPREAD)
+            quantized.SCB.fill_(2 * _SPREAD)
         elif parameter.dim() > 1:
             parameter.normal_(0, _SPREAD)
         else:

@@ -1,4 +1,4 @@
-"""What `brim emulate` measured: one command on an emulated card."""
+"""The record of `brim emulate`: one command on an emulated card."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ EmulationVerdict = Literal["fits", "out-of-memory", "failed", "interrupted", "no
 """`no-torch`: no process of the command imported torch. `no-cuda`: none used the card. `no-steps`: it ended before an optimizer step."""
 
 EmulationPhase = Literal["loading", "forward", "backward", "optimizer", "evaluation", "other"]
-"""`loading`: before the first call of a model. `other`: between backward and the next phase."""
+"""`loading`: before the first call of a model. `other`: after backward or an optimizer step, until the next phase."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """A remark as a code with its values; views turn it into a sentence."""
+    """A note as a code with its values; views turn it into a sentence."""
 
     __pydantic_config__ = STRICT
 
@@ -27,22 +27,22 @@ class Reason:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryOwner:
-    """A Python line, and what it had allocated and not freed at the peak."""
+    """A Python line and the memory that it had allocated and not freed at the peak."""
 
     __pydantic_config__ = STRICT
 
     where: str
-    """`file:line` of the innermost frame outside torch; empty where the allocation has no Python frame."""
+    """`file:line` of the innermost frame outside torch; empty if the allocation has no Python frame."""
     function: str
     caller: str = ""
-    """`file:line` of the innermost frame outside all installed packages, where that is another one."""
+    """`file:line` of the innermost frame outside all installed packages; empty if that is `where`, or if there is none."""
     bytes: Bytes
     blocks: Count
 
 
 @dataclass(frozen=True, kw_only=True)
 class DevicePeak:
-    """One process on one card."""
+    """The peak of one process on one card."""
 
     __pydantic_config__ = STRICT
 
@@ -54,22 +54,22 @@ class DevicePeak:
     peak_reserved_bytes: Bytes
     """As `torch.cuda.max_memory_reserved` reports it, over the whole run."""
     peak_device_bytes: Bytes
-    """What this process took from the card at most: torch's segments, communicators, its context."""
+    """Peak memory of this process on the card: torch's segments, communicators and the CUDA context."""
     peak_step: Count
-    """The optimizer step, counted from 1, in which allocated memory peaked; 0 is before the first call of a model."""
+    """The optimizer step, counted from 1, in which allocated memory peaked; 0: before the first call of a model."""
     peak_phase: EmulationPhase
     owners: tuple[MemoryOwner, ...] = ()
     """Owners of the most memory at the peak, largest first."""
     unaccounted_bytes: Bytes = 0
-    """Allocated at the peak and not in `owners`: smaller owners, and blocks from before the recorded history."""
+    """Allocated at the peak and not in `owners`: smaller owners, and blocks that are older than the recorded history."""
     retries: Count = 0
-    """How often the allocator had to return cached memory to the card to serve a request."""
+    """How often the allocator had to release its cache to serve a request (`num_alloc_retries`)."""
     out_of_memory_errors: Count = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeenShape:
-    """Micro-batches of one shape, on one rank."""
+    """Micro-batches of one shape."""
 
     __pydantic_config__ = STRICT
 
@@ -91,14 +91,14 @@ class OutOfMemory:
     phase: EmulationPhase
     asked_bytes: Bytes
     free_bytes: Bytes
-    """On the card, at that moment."""
+    """Free memory of the card at that moment."""
     where: str = ""
     """`file:line` of the innermost frame outside torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardFit:
-    """A card of the catalogue against the peak that was seen."""
+    """Whether a card of the catalogue holds the measured peak."""
 
     __pydantic_config__ = STRICT
 
@@ -106,7 +106,7 @@ class CardFit:
     usable_bytes: Bytes
     holds: bool
     same_capability: bool
-    """Whether it has the compute capability of the emulated card. Others may choose other kernels, and need a run of their own."""
+    """Whether it has the compute capability of the emulated card. Kernels may differ on other cards: emulate those separately."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,41 +120,41 @@ class Emulation(Record):
     """ISO 8601, with the offset from UTC."""
     seconds: Seconds
     exit_code: Count
-    """The command's own; 128 and the number of the signal if a signal ended it."""
+    """Exit code of the command; 128 plus the signal's number if a signal ended it."""
     verdict: EmulationVerdict
     gpu: str
     gpus: PositiveInt
     memory_bytes: Bytes
     """Capacity of each card."""
     context_bytes: Bytes
-    """What the context of each process is assumed to take of it."""
+    """Assumed size of the CUDA context of each process."""
     compute: bool = False
     """Whether floating-point operators were computed on the host."""
     steps: Count
-    """Optimizer steps that were completed."""
+    """Completed optimizer steps."""
     steps_requested: PositiveInt | None = None
-    """After how many the command was to be stopped; None: it was to run to its end."""
+    """The limit of `--steps`; None with `--full`."""
     stopped: bool = False
-    """Whether it was stopped after that many steps."""
+    """Whether the command was stopped after that many steps."""
     reached: tuple[Literal["evaluation", "saving"], ...] = ()
-    """What was seen after the first optimizer step."""
+    """Activities that were reached after the first optimizer step."""
     longest_sequence: PositiveInt | None = None
-    """Of the training micro-batches."""
+    """Longest sequence of the training micro-batches."""
     world_size: PositiveInt = 1
     devices: tuple[DevicePeak, ...] = ()
     shapes: tuple[SeenShape, ...] = ()
-    """Of rank 0, most frequent first."""
+    """Shapes of all ranks, most frequent first. The count of a shape is that of the rank that had it most often."""
     out_of_memory: tuple[OutOfMemory, ...] = ()
-    """In order; the last one ended the command where the verdict is `out-of-memory`."""
+    """Ordered by rank, then by time."""
     error: str | None = None
     """The exception that ended the command."""
     unsupported: str | None = None
-    """What ended the command and is not emulated: `cuSOLVER`, `torch.compile`."""
+    """The feature that the command needs and that is not emulated: `cuSOLVER`, `torch.compile`."""
     cards: tuple[CardFit, ...] = ()
     uncomputed: tuple[str, ...] = ()
     """With `compute`: operators with floating-point results that were not computed."""
     written: tuple[str, ...] = ()
-    """Files that the command wrote, or changed, in its shadow folder. Nothing of it is left."""
+    """Files that the command wrote or changed. The copies in the shadow folder are deleted at the end."""
     versions: dict[str, str] = field(default_factory=dict)
     reasons: tuple[Reason, ...] = ()
 

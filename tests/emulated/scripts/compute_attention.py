@@ -1,4 +1,4 @@
-"""Attention kernels of the card against math attention in float on the CPU. `result`: largest relative error for each kernel and type."""
+"""Attention kernels of the card against math attention in float on the CPU. `result`: the largest relative error of each kernel and dtype."""
 
 import itertools
 import warnings
@@ -63,7 +63,7 @@ for kernel, dtype, mask_kind, causal, grouped, width, lengths in itertools.produ
     errors[key] = max(errors.get(key, 0), compare(kernel, dtype, mask_kind, causal, grouped, width, lengths))
     cases += 1
 
-# Sequences of lengths 5 and 12 in one row, causal, with a window: as flash-attn's varlen function does it.
+# Two packed sequences of lengths 5 and 12, causal, with a window, as for flash-attn's varlen function.
 q, k, v = (torch.randn(17, 4, 16).to(torch.bfloat16) for _ in range(3))
 starts = torch.tensor([0, 5, 17], dtype=torch.int32)
 packed = [t.cuda().requires_grad_() for t in (q, k, v)]

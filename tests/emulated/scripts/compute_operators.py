@@ -1,4 +1,4 @@
-"""Operators on the card against the CPU: values and gradients. `result` is the list of cases that differ, and what was not computed."""
+"""Operators on the card against the CPU: values and gradients. `result`: the cases that differ and the operators that were not computed."""
 
 import brim_card
 import torch

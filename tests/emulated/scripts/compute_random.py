@@ -1,4 +1,4 @@
-"""Random numbers on the card come from the card's generator: equal states give equal numbers, and the CPU's generator is left alone."""
+"""Random numbers on the card come from the card's generator: equal states give equal numbers, and the CPU's generator does not change."""
 
 import torch
 import torch.nn.functional as F

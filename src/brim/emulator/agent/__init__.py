@@ -1,12 +1,12 @@
-"""What `brim emulate` puts into the interpreter of the command: it watches the training, keeps writes away from the user's files, and
-stops the command after the requested number of optimizer steps.
+"""The agent that `brim emulate` loads into the interpreter of the command. It follows the training, redirects writes away from the user's
+files and stops the command after the requested number of optimizer steps.
 
-    start.py    reads the session, installs the parts below
-    shadow.py   where a path lies in the shadow folder
+    start.py    reads the settings of the session, installs the parts below
+    shadow.py   maps paths to the shadow folder
     redirect.py replaces the functions that write files
-    peaks.py    allocator statistics, where the peak was, who owns the memory
+    peaks.py    allocator statistics, the phase of the peak, the Python lines that own the memory
     watch.py    optimizer steps, phases, shapes of micro-batches
-    longest.py  longest rows first
+    longest.py  puts the longest rows first (`--longest`)
 
-Loaded by path, so it imports nothing of brim. Each process writes one JSON report into the session folder.
+It is loaded by its path, so it does not import brim. Each process writes one JSON report into the session folder.
 """

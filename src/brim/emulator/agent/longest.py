@@ -1,4 +1,4 @@
-"""`--longest`: DataLoaders over Hugging Face datasets give their longest rows first."""
+"""`--longest`: DataLoaders over Hugging Face datasets yield their longest rows first."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_TOKENS = ("input_ids", "length", "lengths", "input_features")
+_TOKEN_COLUMNS = ("input_ids", "length", "lengths", "input_features")
 
 
 def install(torch: Any, note: Callable[..., None]) -> None:
     """Replace the sampler of every DataLoader that has a shuffled order and rows of known length."""
-    kind = torch.utils.data.DataLoader
-    make = kind.__init__
+    loader_class = torch.utils.data.DataLoader
+    initialize = loader_class.__init__
 
     class LongestFirst(torch.utils.data.Sampler):  # type: ignore[misc]
         """Row numbers, longest row first."""
@@ -28,7 +28,7 @@ def install(torch: Any, note: Callable[..., None]) -> None:
         def __len__(self) -> int:
             return len(self._order)
 
-    @functools.wraps(make)
+    @functools.wraps(initialize)
     def longest_first(self: Any, dataset: Any, *given: Any, **options: Any) -> None:
         is_shuffled = options.get("shuffle") or options.get("sampler") is not None or (len(given) > 1 and given[1])
         if is_shuffled and len(given) < 3 and options.get("batch_sampler") is None:
@@ -42,15 +42,15 @@ def install(torch: Any, note: Callable[..., None]) -> None:
                 note("longest-unknown", dataset=type(dataset).__name__)
         elif lengths_of(dataset)[0]:
             note("longest-skipped", dataset=type(dataset).__name__)
-        make(self, dataset, *given, **options)
+        initialize(self, dataset, *given, **options)
 
-    kind.__init__ = longest_first
+    loader_class.__init__ = longest_first
 
 
 def lengths_of(dataset: Any) -> tuple[list[int], str]:
     """Lengths of the rows of a `datasets.Dataset`, from its token column, else from its longest text column."""
     names = list(getattr(dataset, "column_names", None) or [])
-    column = next((name for name in _TOKENS if name in names), None)
+    column = next((name for name in _TOKEN_COLUMNS if name in names), None)
     if not names or not hasattr(dataset, "data"):
         return [], ""
     if column is None:

@@ -1,7 +1,7 @@
 """Peaks of the caching allocator, and the Python lines that own the memory at the highest one.
 
-torch's counters can be reset by the script, so they are read at every change of phase and before every reset. The owners are found by
-walking torch's own memory history backwards, from the blocks that are live now to the moment of the peak.
+The script can reset torch's counters, so they are read at every change of phase and before every reset. The owners are found by walking
+torch's memory history backwards, from the blocks that are live now to the moment of the peak.
 """
 
 # ruff: noqa: PTH100, PTH120 (no pathlib in the user's interpreter)
@@ -14,11 +14,11 @@ from typing import Any
 
 _OWNERS = 12
 _HISTORY = 400_000
-"""Events that are kept; a step of a large model has a few ten thousand."""
+"""Number of events that are kept. A step of a large model has some tens of thousands."""
 
 
 class DevicePeaks:
-    """One device of this process."""
+    """The peaks of one device in this process."""
 
     def __init__(self) -> None:
         self.allocated = 0
@@ -29,19 +29,19 @@ class DevicePeaks:
         self.unaccounted = 0
         """Bytes live at the peak whose allocation is older than the history."""
         self.is_new = False
-        """Whether the peak has risen since its owners were looked for."""
+        """Whether the peak has risen since its owners were last computed."""
 
 
 class Peaks:
-    """All devices of this process. `step` and `phase` say where the program is."""
+    """The peaks of all devices of this process."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self.devices: dict[int, DevicePeaks] = {}
         self.where: tuple[int, str] = (0, "loading")
-        """Step and phase, for a reset in the middle of a phase."""
+        """Current step and phase, for a reset in the middle of a phase."""
         self.backward_line = ""
-        """`file:line` of the last call of backward: gradients are allocated in threads that have no Python frames."""
+        """`file:line` of the last call of backward: gradients are allocated in threads without Python frames."""
 
     def keep_before_resets(self) -> None:
         """Read the counters before the script resets them. All reset functions of torch call one of these."""
@@ -64,7 +64,7 @@ class Peaks:
         self._torch.cuda.memory._record_memory_history(enabled="all", context="alloc", stacks="python", max_entries=_HISTORY)  # noqa: SLF001
 
     def read(self, step: int, phase: str) -> None:
-        """Take over the counters; a new maximum belongs to the phase that ends now."""
+        """Read torch's counters. A new maximum is attributed to `step` and `phase`, the phase that ends now."""
         if not self._torch.cuda.is_initialized():
             return
         for index in range(self._torch.cuda.device_count()):
@@ -90,25 +90,25 @@ class Peaks:
         return int(statistics.get("num_alloc_retries", 0)), int(statistics.get("num_ooms", 0))
 
     def find_owners(self) -> None:
-        """Look for the owners of peaks that have risen, then start a new history."""
+        """Compute the owners of peaks that have risen, then start a new history."""
         risen = [index for index, device in self.devices.items() if device.is_new]
         if risen:
             snapshot = self._torch.cuda.memory._snapshot()  # noqa: SLF001
             for index in risen:
-                self._find(index, snapshot)
+                self._find_owners_of(index, snapshot)
         if self.devices:
             self._torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001
             self.record()
 
-    def _find(self, index: int, snapshot: dict[str, Any]) -> None:
+    def _find_owners_of(self, index: int, snapshot: dict[str, Any]) -> None:
         device = self.devices[index]
         device.is_new = False
         traces = snapshot["device_traces"]
-        here = (os.path.dirname(self._torch.__file__), os.path.dirname(os.path.abspath(__file__)))
+        plumbing = (os.path.dirname(self._torch.__file__), os.path.dirname(os.path.abspath(__file__)))
         live, frames = live_at_peak(snapshot["segments"], traces[index] if index < len(traces) else [], index)
         owners: dict[tuple[str, str, str], dict[str, Any]] = {}
         for address, size in live.items():
-            where, function, caller = owner_of(frames.get(address, []), self.backward_line, here)
+            where, function, caller = owner_of(frames.get(address, []), self.backward_line, plumbing)
             entry = owners.setdefault(
                 (where, function, caller), {"where": where, "function": function, "caller": caller, "bytes": 0, "blocks": 0}
             )
@@ -122,7 +122,7 @@ class Peaks:
 def live_at_peak(segments: list[Any], events: list[Any], index: int) -> tuple[dict[int, int], dict[int, list[Any]]]:
     """Blocks (address -> bytes) and their frames at the moment when most bytes were allocated.
 
-    Walks backwards: what is live at the end, without what was allocated later, with what was freed later.
+    Walks backwards from the blocks that are live at the end: blocks allocated later are removed, blocks freed later are added.
     """
     live: dict[int, int] = {}
     frames: dict[int, list[Any]] = {}
@@ -148,7 +148,7 @@ def live_at_peak(segments: list[Any], events: list[Any], index: int) -> tuple[di
             changes.append((place, event["addr"], -size))
         if total > most:
             most, best = total, place
-    # Forward again, to the peak: before event `best`.
+    # Walk forward again to the peak, which is just before event `best`.
     for place, address, size in reversed(changes):
         if place >= best:
             break
@@ -163,7 +163,7 @@ def live_at_peak(segments: list[Any], events: list[Any], index: int) -> tuple[di
 
 
 def _rounded(size: int) -> int:
-    """The allocator's own rounding."""
+    """Rounded to 512 bytes, as the allocator does."""
     return max(512, (size + 511) // 512 * 512)
 
 
@@ -186,5 +186,5 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 def _is_plumbing(filename: str, folders: tuple[str, ...]) -> bool:
-    """Torch's own code, the agent's and the standard library's wrappers: they are in every stack, so they say nothing."""
+    """Torch's own code, the agent's and the standard library's wrappers: they are in every stack and do not identify an owner."""
     return filename.startswith(("<", *(folder + os.sep for folder in folders))) or any(part in filename for part in _PLUMBING)

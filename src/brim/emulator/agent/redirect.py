@@ -1,4 +1,6 @@
-"""Sends the writes of Python code to the shadow folder: replaces functions of the standard library, torch, safetensors and transformers."""
+"""Redirects the writes of Python code to the shadow folder: replaces functions of the standard library, torch, safetensors, transformers
+and pyarrow.
+"""
 
 # ruff: noqa: PTH110, PTH112
 # (pathlib is built on the functions that this module replaces)
@@ -16,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .shadow import Shadow
 
-_WRITING = set("wax+")
-_READ = ("stat", "lstat", "access", "readlink", "chdir", "listxattr", "getxattr", "statvfs")
-_CHANGED = ("utime", "chmod", "chown", "truncate", "setxattr", "removexattr")
+_WRITE_MODES = set("wax+")
+_READING = ("stat", "lstat", "access", "readlink", "chdir", "listxattr", "getxattr", "statvfs")
+_CHANGING = ("utime", "chmod", "chown", "truncate", "setxattr", "removexattr")
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def _file_io(shadow: Shadow) -> type[io.FileIO]:
-    """`io.FileIO` with redirected names. Files that `open` returns are instances of it too."""
+    """A subclass of `io.FileIO` that redirects paths. Files that `open` returns count as its instances too."""
     real = io.FileIO
 
     class AnyFileIO(type(real)):  # type: ignore[misc]
@@ -33,7 +35,7 @@ def _file_io(shadow: Shadow) -> type[io.FileIO]:
     class FileIO(real, metaclass=AnyFileIO):  # type: ignore[misc, valid-type]
         def __init__(self, file: Any, mode: str = "r", *given: Any, **options: Any) -> None:
             if not isinstance(file, int) and options.get("opener") is None and len(given) < 2:
-                is_written = bool(_WRITING & set(mode))
+                is_written = bool(_WRITE_MODES & set(mode))
                 file = shadow.for_writing(file, keep="w" not in mode) if is_written else shadow.for_reading(file)
             super().__init__(file, mode, *given, **options)
 
@@ -41,12 +43,12 @@ def _file_io(shadow: Shadow) -> type[io.FileIO]:
 
 
 def install(shadow: Shadow) -> None:
-    """Replace the functions of the standard library that name files."""
-    real = {name: getattr(os, name) for name in (*_READ, *_CHANGED)}
+    """Replace the functions of the standard library that take paths."""
+    real = {name: getattr(os, name) for name in (*_READING, *_CHANGING)}
 
     @functools.wraps(shadow.open)
     def open_file(file: Any, mode: str = "r", *given: Any, **options: Any) -> Any:
-        if isinstance(mode, str) and _WRITING & set(mode):
+        if isinstance(mode, str) and _WRITE_MODES & set(mode):
             file = shadow.for_writing(file, keep="w" not in mode)
         else:
             file = shadow.for_reading(file)
@@ -74,7 +76,7 @@ def install(shadow: Shadow) -> None:
         return call
 
     def changed(name: str) -> Any:
-        """What changes a file without opening it: done to a copy in the shadow."""
+        """Wrap a function that changes a file without opening it: it changes a copy in the shadow."""
         original = real[name]
 
         @functools.wraps(original)
@@ -85,7 +87,7 @@ def install(shadow: Shadow) -> None:
                     raise FileNotFoundError(2, "No such file or directory", os.fspath(path))
                 path = shadow.for_writing(path, keep=True)
             elif absolute is not None:
-                return None  # times and modes of a folder: nothing reads them back
+                return None  # times and modes of folders are not kept
             return original(path, *given, **options)
 
         return call
@@ -141,7 +143,7 @@ def install(shadow: Shadow) -> None:
                 raise FileExistsError(17, "File exists", os.fspath(dst))
             place = shadow.for_writing(dst, keep=False)
             if hard:
-                shadow.copy_file(shadow.for_reading(src), place)  # a second name would lead to the original
+                shadow.copy_file(shadow.for_reading(src), place)  # a hard link would give write access to the original
             else:
                 original(src, place, *given, **options)
                 shadow.note_link()
@@ -152,13 +154,13 @@ def install(shadow: Shadow) -> None:
     io.FileIO = _file_io(shadow)  # type: ignore[misc]
     os.open = open_descriptor
     bz2._builtin_open = open_file  # type: ignore[attr-defined]  # noqa: SLF001 (shutil has imported it already)
-    for name in _READ:
+    for name in _READING:
         setattr(os, name, read(name))
-    for name in _CHANGED:
+    for name in _CHANGING:
         setattr(os, name, changed(name))
     working_folder = os.getcwd
     os.getcwd = lambda: shadow.outside(working_folder())
-    # What the standard library asks before it passes an option on.
+    # The standard library looks a function up in these sets before it passes `dir_fd`, `follow_symlinks` and similar options.
     for functions in (os.supports_follow_symlinks, os.supports_dir_fd, os.supports_fd, os.supports_effective_ids):
         functions |= {getattr(os, name) for name, original in real.items() if original in functions}
     os.mkdir, os.listdir, os.scandir = shadow.make_folder, _with_default(shadow.names), _with_default(shadow.entries)
@@ -168,7 +170,7 @@ def install(shadow: Shadow) -> None:
 
 
 def _with_default(function: Any) -> Any:
-    """os.listdir and os.scandir take the working folder where no path is given."""
+    """os.listdir and os.scandir use the working folder if no path is given."""
 
     def call(path: Any = None) -> Any:
         return function("." if path is None else path)
@@ -177,7 +179,7 @@ def _with_default(function: Any) -> Any:
 
 
 def redirect_torch(torch: Any, shadow: Shadow) -> None:
-    """torch.save writes files by C++."""
+    """Redirect torch.save, which writes files from C++."""
     save = torch.save
 
     @functools.wraps(save)
@@ -188,7 +190,7 @@ def redirect_torch(torch: Any, shadow: Shadow) -> None:
 
 
 def redirect_safetensors(module: Any, shadow: Shadow) -> None:
-    """Safetensors writes and reads files by Rust; its modules import the two functions by name."""
+    """Redirect safetensors, which writes and reads files from Rust. Its modules import the two functions by name, so each is patched."""
     if hasattr(module, "serialize_file") and not hasattr(module.serialize_file, "__wrapped__"):
         serialize = module.serialize_file
 
@@ -198,29 +200,29 @@ def redirect_safetensors(module: Any, shadow: Shadow) -> None:
 
         module.serialize_file = serialize_file
     if isinstance(getattr(module, "safe_open", None), type):
-        opened = module.safe_open
+        original = module.safe_open
 
-        @functools.wraps(opened, updated=())
+        @functools.wraps(original, updated=())
         def safe_open(filename: Any, *given: Any, **options: Any) -> Any:
-            return opened(shadow.for_reading(filename), *given, **options)
+            return original(shadow.for_reading(filename), *given, **options)
 
         module.safe_open = safe_open
 
 
 def redirect_tokenizers(module: Any, shadow: Shadow) -> None:
-    """Tokenizers writes tokenizer.json by Rust: its folder is translated before."""
-    kind = module.PreTrainedTokenizerBase
-    save = kind.save_pretrained
+    """Redirect tokenizers, which write tokenizer.json from Rust: `save_pretrained` gets the translated folder."""
+    base_class = module.PreTrainedTokenizerBase
+    save = base_class.save_pretrained
 
     @functools.wraps(save)
     def save_pretrained(self: Any, save_directory: Any, *given: Any, **options: Any) -> Any:
         return save(self, shadow.folder_for_writing(save_directory), *given, **options)
 
-    kind.save_pretrained = save_pretrained
+    base_class.save_pretrained = save_pretrained
 
 
 def redirect_pyarrow(pyarrow: Any, shadow: Shadow) -> None:
-    """Translate the files that pyarrow opens by C++, as datasets does for its tables."""
+    """Redirect the files that pyarrow opens from C++, such as the tables of datasets."""
     write, read = pyarrow.OSFile, pyarrow.memory_map
 
     @functools.wraps(write, updated=())

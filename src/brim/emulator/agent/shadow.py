@@ -1,11 +1,11 @@
 """A copy-on-write view of the file system for one Python process tree.
 
 Values on the emulated card are not real, so nothing that the command saves may reach the user's files. Every write of Python code goes
-to a shadow folder: `open(path, "w")` opens SHADOW/files/path instead, with a copy of the old content where the mode keeps it. Reads look
+to a shadow folder: `open(path, "w")` opens SHADOW/files/path instead, with a copy of the old content if the mode keeps it. Reads look
 into the shadow first. A deleted or renamed original stays where it is and is hidden by a marker in SHADOW/hidden. Writers in C++ and Rust
 (torch.save, safetensors, tokenizers) get the translated path.
 
-Libraries that open files by themselves, and programs that are not Python, are kept from writing by native/guard.c.
+native/guard.c stops the writes of libraries that open files without Python, and of other programs.
 """
 
 # ruff: noqa: PTH100, PTH109, PTH111, PTH118, PTH120, PTH206
@@ -29,7 +29,7 @@ _MOST_LINKS = 40
 
 
 class Shadow:
-    """Translates paths. `passed` are folders that are used as they are: the session's own, caches, devices."""
+    """Translates paths. `passed` lists the folders that are not redirected: the session's own, caches, devices."""
 
     def __init__(self, root: str, passed: tuple[str, ...]) -> None:
         self._files = os.path.join(root, "files")
@@ -45,13 +45,13 @@ class Shadow:
         self.listdir, self.scandir, self.rmtree, self.readlink = os.listdir, os.scandir, shutil.rmtree, os.readlink
 
     def is_passed(self, path: str) -> bool:
-        """Whether this absolute path is outside the shadow's scope."""
+        """Whether this absolute path is in a folder that is not redirected."""
         return any(path == folder or path.startswith(folder + os.sep) for folder in self._passed)
 
     def absolute(self, path: Any, *, follow: bool = True) -> str | None:
-        """The absolute path of a translatable argument; None for descriptors and what is passed through.
+        """The absolute path of an argument; None for file descriptors and for paths that are not redirected.
 
-        Links that the command made are followed here, because they lie in the shadow; without `follow`, not the last one.
+        Symbolic links that the command made are resolved here, because they are in the shadow. `follow=False` keeps the last one.
         """
         try:
             text = os.fsdecode(path)
@@ -70,7 +70,7 @@ class Shadow:
 
     @contextlib.contextmanager
     def untranslated(self) -> Iterator[None]:
-        """In here, and in this thread, the replaced functions are the original ones."""
+        """Within this context, and in this thread, paths are not translated."""
         before, self._inside.now = getattr(self._inside, "now", False), True
         try:
             yield
@@ -78,12 +78,12 @@ class Shadow:
             self._inside.now = before
 
     def copy_file(self, source: Any, place: str) -> None:
-        """A file of the command's into the shadow."""
+        """Copy a file to a place in the shadow."""
         with self.untranslated():
             shutil.copy2(source, place)
 
     def outside(self, path: str) -> str:
-        """The path that a place in the shadow stands for: os.scandir and os.chdir let such places out."""
+        """The path that a place in the shadow stands for. os.scandir and os.getcwd can return such places."""
         return path[len(self._files) :] or os.sep if path == self._files or path.startswith(self._files + os.sep) else path
 
     def _resolved(self, whole: str, *, follow: bool, depth: int = 0) -> str:
@@ -99,11 +99,11 @@ class Shadow:
         return whole
 
     def place(self, absolute: str) -> str:
-        """Where the shadow keeps this path."""
+        """The path in the shadow that holds this path's content."""
         return self._files + absolute
 
     def exists(self, path: str) -> bool:
-        """Whether a real file or link is at this path, the shadow left aside."""
+        """Whether there is a file, folder or link at exactly this path. The path is not translated."""
         try:
             self.lstat(path)
         except (OSError, ValueError):
@@ -128,7 +128,7 @@ class Shadow:
         self.open(marker, "w").close()
 
     def note_link(self) -> None:
-        """The command has made a symbolic link: paths are searched for links from now on."""
+        """Record that the command has made a symbolic link: from now on, paths are searched for links."""
         self.open(self._links, "w").close()
 
     def for_reading(self, path: Any, *, follow: bool = True) -> Any:
@@ -140,7 +140,7 @@ class Shadow:
         return place if self.exists(place) or self.is_hidden(absolute) else absolute
 
     def for_writing(self, path: Any, *, keep: bool) -> Any:
-        """The path to write, in the shadow. `keep`: the old content is still needed."""
+        """The path to write, in the shadow. `keep`: copy the old content there first."""
         absolute = self.absolute(path)
         if absolute is None:
             return path
@@ -155,7 +155,7 @@ class Shadow:
         return place
 
     def folder_for_writing(self, path: Any) -> Any:
-        """A folder that a C library is about to fill, made in the shadow."""
+        """Create the folder in the shadow for a native library that is about to fill it, and return its path."""
         absolute = self.absolute(path)
         if absolute is None:
             return path
@@ -178,11 +178,13 @@ class Shadow:
         """os.remove, or shutil.rmtree with `folder`: the shadow's copy goes, the original is hidden."""
         absolute = self.absolute(path, follow=False)
         assert absolute is not None
-        seen = os.fspath(self.for_reading(path, follow=False))
-        if not self.exists(seen):
+        current = os.fspath(self.for_reading(path, follow=False))
+        if not self.exists(current):
             raise FileNotFoundError(2, "No such file or directory", os.fspath(path))
-        if folder != self._is_folder(seen):
-            raise (NotADirectoryError(20, "Not a directory", seen) if folder else IsADirectoryError(21, "Is a directory", seen))
+        if folder != self._is_folder(current):
+            raise (
+                NotADirectoryError(20, "Not a directory", current) if folder else IsADirectoryError(21, "Is a directory", current)
+            )
         place = self.place(absolute)
         if self.exists(place):
             self._discard(place)
@@ -192,16 +194,16 @@ class Shadow:
     def move(self, source: Any, target: Any) -> None:
         """os.rename and os.replace."""
         start, end = self.absolute(source, follow=False), self.absolute(target, follow=False)
-        seen = os.fspath(self.for_reading(source, follow=False))
-        if not self.exists(seen):
+        current = os.fspath(self.for_reading(source, follow=False))
+        if not self.exists(current):
             raise FileNotFoundError(2, "No such file or directory", os.fspath(source))
         place = os.fspath(target) if end is None else self.place(end)
         if end is not None:
             self._need_folder(end)
             self.written.setdefault(end)
-        in_shadow = start is None or seen == self.place(start)
-        if in_shadow and not (self._is_folder(seen) and start is not None and self.exists(start)):
-            self.rename(seen, place)
+        in_shadow = start is None or current == self.place(start)
+        if in_shadow and not (self._is_folder(current) and start is not None and self.exists(start)):
+            self.rename(current, place)
         else:
             self._copy(source, place)
             if start is not None and self.exists(self.place(start)):
@@ -246,7 +248,7 @@ class Shadow:
             return False
 
     def _need_folder(self, absolute: str) -> None:
-        """The parent must exist for the command; then it exists in the shadow too."""
+        """Create the parent folder in the shadow. Raises if the command would not see that folder."""
         parent = os.path.dirname(absolute)
         if not self._is_folder(self.for_reading(parent)):
             raise FileNotFoundError(2, "No such file or directory", absolute)
@@ -258,7 +260,7 @@ class Shadow:
             missing.append(path)
             path = os.path.dirname(path)
         for folder in reversed(missing):
-            with contextlib.suppress(FileExistsError):  # another process was faster
+            with contextlib.suppress(FileExistsError):  # another process created it meanwhile
                 self.mkdir(folder)
 
     def _discard(self, place: str) -> None:
@@ -270,9 +272,9 @@ class Shadow:
             self.remove(place)
 
     def _copy(self, source: Any, place: str) -> None:
-        seen = self.for_reading(source)
-        if not self._is_folder(seen):
-            self.copy_file(seen, place)
+        current = self.for_reading(source)
+        if not self._is_folder(current):
+            self.copy_file(current, place)
             return
         self._make_folder(place)
         for name in self.names(source):
@@ -310,7 +312,7 @@ class _Entries:
 
 
 def default_passed(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Caches of downloads and compiled kernels, written as usual. A folder that holds the working folder is not one of them."""
+    """Caches of downloads and compiled kernels, which are written as usual. A cache that contains the working folder is left out."""
     cache = environment.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     hub = environment.get("HF_HOME") or os.path.join(cache, "huggingface")
     known = [

@@ -1,4 +1,4 @@
-"""Installs the agent's parts, each at the import of the module it concerns."""
+"""Installs the parts of the agent, each when the module that it patches is imported."""
 
 # ruff: noqa: PTH118, PTH123 (no pathlib in the user's interpreter)
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def start() -> None:
-    """Called at the interpreter's start, once per process of the command."""
+    """Install the agent. Called at interpreter startup, once per process of the command."""
     session = os.environ["BRIM_EMULATE_SESSION"]
     with open(os.path.join(session, "settings.json")) as stream:
         settings = json.load(stream)
@@ -80,30 +80,30 @@ def _watch_call(owner: Any, name: str, before: Callable[[], None]) -> None:
 
 
 class _Finder:
-    """First on `sys.meta_path`: finds modules as the other finders do, and calls a function after the import of a few."""
+    """An import hook, first on `sys.meta_path`: delegates to the other finders and calls a function after some modules are imported."""
 
-    def __init__(self, wanted: dict[str, Callable[[Any], None]]) -> None:
-        self._wanted = wanted
+    def __init__(self, callbacks: dict[str, Callable[[Any], None]]) -> None:
+        self._callbacks = callbacks
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        then = self._wanted.get(name)
-        if then is None:
+        callback = self._callbacks.get(name)
+        if callback is None:
             return None
         for finder in sys.meta_path:
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec = find(name, path, target) if find is not None else None
             if spec is not None and spec.loader is not None:
-                run = spec.loader.exec_module
+                execute = spec.loader.exec_module
 
-                def exec_module(module: Any, run: Any = run, then: Any = then) -> None:
-                    run(module)
-                    then(module)
+                def exec_module(module: Any, execute: Any = execute, callback: Any = callback) -> None:
+                    execute(module)
+                    callback(module)
 
                 spec.loader.exec_module = exec_module
                 return spec
         return None
 
 
-def after_import(wanted: dict[str, Callable[[Any], None]]) -> None:
-    """Call each function with its module once that is imported."""
-    sys.meta_path.insert(0, _Finder(wanted))
+def after_import(callbacks: dict[str, Callable[[Any], None]]) -> None:
+    """Call each function with its module, after that module is imported."""
+    sys.meta_path.insert(0, _Finder(callbacks))

@@ -1,6 +1,6 @@
 """Follows the training: optimizer steps, phases, shapes of micro-batches, out-of-memory errors; writes the report; stops the command."""
 
-# ruff: noqa: PTH100, PTH118, PTH120, SLF001 (no pathlib in the user's interpreter; torch's internals are what is followed)
+# ruff: noqa: PTH100, PTH118, PTH120, SLF001 (no pathlib in the user's interpreter; torch's internals are hooked)
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from .peaks import Peaks
 
 _STOP_SECONDS = 60.0
 """How long a rank waits for the others before it stops."""
-_SHAPES = 200
-_MESSAGE = 4000
+_MAX_SHAPES = 200
+_MAX_MESSAGE = 4000
+"""Characters of an error message."""
 _COMPILE_ERRORS = ("BackendCompilerFailed", "InductorError")
 
 
 class Watch:
-    """One process of the command."""
+    """Follows the training in one process of the command."""
 
     def __init__(self, session: str, settings: dict[str, Any], redirected: dict[str, None]) -> None:
         self._session = session
@@ -53,7 +54,7 @@ class Watch:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps so far: of the engine where one counts, else of the optimizer that has stepped most."""
+        """Optimizer steps so far: those of the DeepSpeed engine, if there is one, else of the optimizer that has stepped most often."""
         return self._engine_steps if self._engine_steps is not None else max(self._steps.values(), default=0)
 
     # ---- installation
@@ -72,7 +73,7 @@ class Watch:
         torch.cuda._lazy_call(self._on_cuda)
 
     def start(self) -> None:
-        """Before anything else runs."""
+        """Install the hooks for the end of the process, before the code of the command runs."""
         excepthook = sys.excepthook
 
         def remember(kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -93,7 +94,7 @@ class Watch:
             self._peaks.devices = {}
 
     def on_deepspeed(self, module: Any) -> None:
-        """DeepSpeed's engine steps its optimizer several times for one step of the training: the engine counts."""
+        """DeepSpeed's engine steps its optimizer several times per training step, so the engine's own steps are counted."""
         step = module.DeepSpeedEngine.step
 
         @functools.wraps(step)
@@ -154,7 +155,7 @@ class Watch:
             setattr(torch.autograd, name, counted)
 
     def _refuse_compile(self, torch: Any) -> None:
-        """Compiled code is not run by the emulated card. The error comes when something is compiled, not where it is declared."""
+        """Reject torch.compile: the card does not run compiled code. The error is raised at the first call, when torch compiles."""
         if os.environ.get("TORCHDYNAMO_DISABLE") == "1" or os.environ.get("TORCH_COMPILE_DISABLE") == "1":
             return
         compiled = torch.compile
@@ -177,10 +178,10 @@ class Watch:
     def _in_backward(self) -> bool:
         return bool(self._torch._C._current_graph_task_id() != -1)
 
-    # ---- what the program does
+    # ---- events of the training
 
     def _enter(self, phase: str) -> None:
-        """A phase begins: what was allocated until now belongs to the one before."""
+        """Start a phase. Memory that was allocated until now belongs to the previous one."""
         if self._peaks is not None and self._torch.cuda.is_initialized():
             self._peaks.read(self.steps + (self._phase != "loading"), self._phase)
             self._peaks.where = (self.steps + 1, phase)
@@ -196,13 +197,13 @@ class Watch:
         if shape is None:
             return
         key = ("training" if trains else "evaluation", *shape)
-        if key in self._shapes or len(self._shapes) < _SHAPES:
+        if key in self._shapes or len(self._shapes) < _MAX_SHAPES:
             self._shapes[key] = self._shapes.get(key, 0) + 1
         if trains:
             self._longest = max(self._longest, shape[1] or 0)
 
     def saving(self) -> None:
-        """The command saves something."""
+        """Called before the command saves a file."""
         self._stop_if_due()
         if self.steps:
             self._reached.setdefault("saving")
@@ -233,18 +234,18 @@ class Watch:
         self._is_due = wanted is not None and self.steps >= wanted and self._torch.cuda.is_initialized()
 
     def _stop_if_due(self) -> None:
-        """The last step is over and the next work begins."""
+        """Stop the command if the requested number of steps is complete. Called before other work begins."""
         if self._is_due:
             self._stop()
 
-    def _ran_out(self, device: int, asked: int, _held: int, free: int) -> None:
-        """The allocator gave up: called before the error is raised."""
+    def _ran_out(self, device: int, requested: int, _held: int, free: int) -> None:
+        """Called by the allocator before it raises an out-of-memory error."""
         with contextlib.suppress(Exception):
-            self._note_failure(device, asked, free)
+            self._note_failure(device, requested, free)
 
-    def _note_failure(self, device: int, asked: int, free: int) -> None:
+    def _note_failure(self, device: int, requested: int, free: int) -> None:
         assert self._peaks is not None
-        failure = {"device": device, "step": self.steps + 1, "phase": self._phase, "asked_bytes": asked, "free_bytes": free}
+        failure = {"device": device, "step": self.steps + 1, "phase": self._phase, "asked_bytes": requested, "free_bytes": free}
         failure["where"] = self._peaks.backward_line if self._phase == "backward" else self._caller()
         self._failures.append(failure)
         self._peaks.read(self.steps + 1, self._phase)
@@ -252,23 +253,23 @@ class Watch:
         self.write()
 
     def failed(self, error: BaseException) -> None:
-        """An exception that nothing caught."""
+        """Record an uncaught exception."""
         if type(error).__name__ in _COMPILE_ERRORS:
             self.note("torch-compile")
         message = str(error)
-        # What ended another process may be quoted at the end.
-        shown = message if len(message) <= _MESSAGE else f"{message[: _MESSAGE // 2]} ... {message[-_MESSAGE // 2 :]}"
+        # Launchers quote the error of a worker at the end of their own message, so both ends are kept.
+        shown = message if len(message) <= _MAX_MESSAGE else f"{message[: _MAX_MESSAGE // 2]} ... {message[-_MAX_MESSAGE // 2 :]}"
         self._error = {"type": type(error).__name__, "message": shown}
         self.write()
 
     def note(self, code: str, **values: Any) -> None:
-        """A remark for the record."""
+        """Add a note to the record."""
         self._notes.append({"code": code, "values": values})
 
     # ---- the report
 
     def finish(self) -> None:
-        """The interpreter exits."""
+        """Write the final report. Called when the interpreter exits."""
         if os.getpid() != self._pid or self._torch is None or self._stopped:
             return
         with contextlib.suppress(Exception):
@@ -282,7 +283,7 @@ class Watch:
         self.write()
 
     def write(self) -> None:
-        """One file for each process, replaced as a whole."""
+        """Write the report of this process. The file is replaced atomically."""
         if os.getpid() != self._pid:
             return
         path = os.path.join(self._session, f"process-{self._pid}.json")
@@ -294,7 +295,7 @@ class Watch:
         torch = self._torch
         used = torch is not None and bool(torch.cuda.is_initialized())
         if torch is not None:
-            self._rank, self._world = _place(torch, self._rank, self._world)
+            self._rank, self._world = _rank_and_world(torch, self._rank, self._world)
         devices = []
         for index, device in sorted(self._peaks.devices.items()) if self._peaks is not None else ():
             retries, ooms = self._peaks.counts(index)  # type: ignore[union-attr]
@@ -315,12 +316,11 @@ class Watch:
         }  # fmt: skip
 
     def _stop(self) -> None:
-        """Leave now, with success, once all ranks are here: nothing of the command runs after its last step."""
+        """Exit with code 0 when all ranks have arrived. No code of the command runs after its last step."""
         self._stopped = True
         self.write()
-        mark = os.path.join(
-            self._session, f"stop-{self._launch()}"
-        )  # a second launch in the same session waits for its own ranks
+        # The name contains the launch, so that a second launch in the same session waits for its own ranks.
+        mark = os.path.join(self._session, f"stop-{self._launch()}")
         if self._world > 1:
             _open(f"{mark}-{self._rank}", "w").close()
             deadline = time.monotonic() + _STOP_SECONDS
@@ -334,7 +334,7 @@ class Watch:
         os._exit(0)
 
     def _launch(self) -> str:
-        """The same for all ranks of one launch: they have the same parent. A process that trains alone is a launch of its own."""
+        """An identifier that is the same for all ranks of one launch, which have the same parent. A single process is its own launch."""
         return f"{os.getppid()}-{os.environ.get('MASTER_PORT', '')}" if self._world > 1 else str(self._pid)
 
     def _caller(self) -> str:
@@ -348,7 +348,7 @@ class Watch:
         return ""
 
 
-# Taken before the shadow replaces them: reports are not the command's files.
+# The originals, before they are replaced: reports are not redirected to the shadow.
 _open, _replace, _exists = open, os.replace, os.path.exists
 
 
@@ -363,21 +363,21 @@ def shape_of(torch: Any, given: tuple[Any, ...], options: dict[str, Any]) -> tup
         if shape is not None:
             return shape
         if isinstance(value, torch.Tensor) and value.dim():
-            # Two dimensions of integers are tokens; of other inputs only the rows are known.
+            # A two-dimensional integer tensor holds tokens. For other inputs only the number of rows is known.
             is_tokens = value.dim() == 2 and not value.is_floating_point()
             return int(value.shape[0]), int(value.shape[1]) if is_tokens else None
     return None
 
 
 def _device_peak(index: int) -> int:
-    """What this process took from the card at most, from the library that is preloaded."""
+    """Peak memory of this process on the card, from the preloaded library."""
     card = ctypes.CDLL(None)
     card.brim_card_peak.restype = ctypes.c_size_t
     return int(card.brim_card_peak(index))
 
 
 def _refused() -> list[str]:
-    """What the program needed and the card does not have: `cuSOLVER`."""
+    """Features that the program used and the card does not support, such as `cuSOLVER`."""
     card = ctypes.CDLL(None)
     card.brim_card_refused.restype = ctypes.c_char_p
     names: list[str] = []
@@ -387,7 +387,7 @@ def _refused() -> list[str]:
 
 
 def _from_card(name: str) -> list[str]:
-    """What a function of `brim_card` returns, where that is loaded."""
+    """The result of a function of `brim_card`; empty if that module is not loaded."""
     card = sys.modules.get("brim_card")
     return list(getattr(card, name)()) if card is not None and hasattr(card, name) else []
 
@@ -397,8 +397,8 @@ def _versions() -> dict[str, str]:
     return {name: str(getattr(sys.modules[name], "__version__", "")) for name in names if name in sys.modules}
 
 
-def _place(torch: Any, rank: int, world: int) -> tuple[int, int]:
-    """Rank and world size; those seen before, once the process group is gone."""
+def _rank_and_world(torch: Any, rank: int, world: int) -> tuple[int, int]:
+    """Rank and world size. After the process group is destroyed: those of the launcher's environment, else the given ones."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return int(torch.distributed.get_rank()), int(torch.distributed.get_world_size())
     return int(os.environ.get("RANK") or rank), int(os.environ.get("WORLD_SIZE") or world)

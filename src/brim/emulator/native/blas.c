@@ -1,5 +1,5 @@
-/* cuBLAS and cuBLASLt: handles, and one algorithm that needs no workspace. Functions that compute are generated (build.py): they do nothing.
- * The other mathematics libraries are refused where a program first opens them: torch raises the library's own "not initialized". */
+/* cuBLAS and cuBLASLt: handles, and one algorithm that needs no workspace. The functions that compute are stubs that build.py generates. The
+ * functions that create a handle of cuSOLVER, cuSPARSE, cuFFT or cuDNN fail with an error code of that library, which torch raises. */
 #include "cuda_api.h"
 #include "device.h"
 #include <stdio.h>
@@ -33,9 +33,9 @@ int cublasLtMatrixTransformDescCreate(void **d, int scale) { (void)scale; return
 int cublasLtMatrixTransformDescDestroy(void *d) { free(d); OK; }
 int cublasLtMatmulPreferenceCreate(void **p) { return make(p); }
 int cublasLtMatmulPreferenceDestroy(void *p) { free(p); OK; }
-int cublasLtMatmulAlgoGetHeuristic(void *h, void *op, void *a, void *b, void *c, void *d, void *preference, int wanted, Heuristic *results, int *found) {
+int cublasLtMatmulAlgoGetHeuristic(void *h, void *op, void *a, void *b, void *c, void *d, void *preference, int wanted, Heuristic *results, int *count) {
     (void)h; (void)op; (void)a; (void)b; (void)c; (void)d; (void)preference;
-    *found = wanted > 0;
+    *count = wanted > 0;
     if (wanted > 0) memset(results, 0, sizeof *results);
     OK;
 }

@@ -1,5 +1,5 @@
 /* The part of CUDA's public binary interface that the card implements, declared here so that no CUDA toolkit is needed to compile it.
- * Layouts are those of driver_types.h and cuda.h; cudaDeviceProp changed between CUDA 12 and 13 (CUDA_MAJOR is the one of torch). */
+ * Layouts are those of driver_types.h and cuda.h; cudaDeviceProp changed between CUDA 12 and 13 (CUDA_MAJOR is that of torch's build). */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -11,7 +11,7 @@
 #define CUDA_VERSION (CUDA_MAJOR * 1000)
 #endif
 
-/* name, number, text: those that the card returns, or that a program may ask the text of. The driver uses the same numbers. */
+/* Name, number and text of the errors that the card returns or whose text a program may look up. The driver uses the same numbers. */
 #define CUDA_ERRORS(X) \
     X(InvalidValue, 1, "invalid argument") \
     X(MemoryAllocation, 2, "out of memory") \
@@ -124,7 +124,7 @@ struct cudaDeviceProp {
     int gpuDirectRDMAWritesOrdering;
     unsigned memoryPoolSupportedHandleTypes;
     int deferredMappingCudaArraySupported, ipcEventSupported, clusterLaunch, unifiedFunctionPointers;
-    int later[63]; /* fields that no program of interest reads, and room for more */
+    int later[63]; /* unused fields, and room for those of newer versions */
 };
 
 /* ---- the driver */

@@ -1,5 +1,5 @@
-/* The memory of the card is address space of this process: mapped without reserve, zero until written, given back when freed. Which
- * process holds how much of which card is kept in a table that all processes of a session map (BRIM_CARD_SHARED). */
+/* The memory of the card is address space of this process: mapped without reserve, zero until written, returned to the host when freed.
+ * A table that all processes of a session map (BRIM_CARD_SHARED) records how much of each card each process holds. */
 #define _GNU_SOURCE
 #include "device.h"
 #include <errno.h>
@@ -15,7 +15,7 @@
 #define ARENA ((size_t)4 << 40)       /* address space of each device */
 #define SMALLEST_ARENA ((size_t)1 << 36)
 #define COPY_LIMIT (8 * MIB)          /* larger copies onto a card are not made unless values are computed: the target reads as zeros */
-#define SESSION_BYTES ((size_t)1 << 36) /* sparse: only what is written takes memory */
+#define SESSION_BYTES ((size_t)1 << 36) /* sparse: only written pages take memory */
 
 typedef struct { char *start; size_t bytes; enum { FREE, ALLOCATED, RESERVED } state; } Piece;
 typedef struct { char *base; size_t bytes, next, most; Piece *pieces; size_t count, room; } Arena;
@@ -48,7 +48,7 @@ static void open_session(void) {
     session = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (session >= 0) bytes = lseek(session, 0, SEEK_END);
     if (session < 0 || (bytes < (off_t)SESSION_BYTES && ftruncate(session, (off_t)SESSION_BYTES))) {
-        fprintf(stderr, "brim: the emulated card of this session is gone (%s: %s)\n", path, strerror(errno));
+        fprintf(stderr, "brim: cannot open the shared memory of the emulated card (%s: %s)\n", path, strerror(errno));
         _exit(1);
     }
     table = mmap(NULL, SESSION_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, session, 0);
@@ -73,12 +73,12 @@ int is_running(int pid) { /* a zombie holds nothing */
     size_t length = fread(line, 1, sizeof line - 1, file);
     fclose(file);
     line[length] = 0;
-    end = strrchr(line, ')'); /* the command's name may hold anything */
+    end = strrchr(line, ')'); /* the name of the program may contain any character */
     return end && end[1] && end[2] != 'Z' && end[2] != 'X';
 }
 static int is_live(const Process *p) { return p->pid && (p->pid == getpid() || is_running(p->pid)); }
 
-static Process *self(void) { /* between enter and leave */
+static Process *self(void) { /* only between enter and leave */
     if (mine && mine->pid == getpid()) return mine;
     mine = NULL;
     for (int i = 0; i < PROCESSES && !mine; i++)
@@ -103,7 +103,7 @@ static size_t number(const char *name, size_t otherwise) {
     return text && *text ? strtoull(text, NULL, 0) : otherwise;
 }
 
-/* BRIM_CARD is "name=Tesla T4;major=7;...". A missing field keeps its value for a T4, so that a hand-written card needs few. */
+/* BRIM_CARD is "name=Tesla T4;major=7;...". Missing fields have the values of a T4, so that a hand-written card needs only a few. */
 static void read_card(void) {
     properties = (Card){"Tesla T4", 7, 5, 40, 1024, 16, 65536, 4 << 20, 256, 70, 64 << 10, 64 << 10, 256, 0, 14912 * MIB};
     const char *text = getenv("BRIM_CARD");
@@ -152,7 +152,7 @@ static void read_visible(void) {
         for (; visible < installed; visible++) shown[visible] = visible;
         return;
     }
-    while (1) { /* as CUDA does: the list ends at the first entry that names no device; a device named twice voids it */
+    while (1) { /* as in CUDA: the list ends at the first entry that matches no device; if a device is repeated, none is visible */
         list += strspn(list, " ");
         size_t length = strcspn(list, ","), word = length;
         while (word && list[word - 1] == ' ') word--;
@@ -196,12 +196,12 @@ static void start(void) {
 }
 
 static void after_fork(void) {
-    static const pthread_once_t fresh = PTHREAD_ONCE_INIT;
-    static const pthread_mutex_t open = PTHREAD_MUTEX_INITIALIZER;
-    lock = open; /* another thread of the parent may have held it */
+    static const pthread_once_t not_started = PTHREAD_ONCE_INIT;
+    static const pthread_mutex_t unlocked = PTHREAD_MUTEX_INITIALIZER;
+    lock = unlocked; /* another thread of the parent may have held it */
     for (int d = 0; d < visible; d++)
         if (arenas[d].next) return;
-    once = fresh; /* the parent has not used a card: the child may choose another by CUDA_VISIBLE_DEVICES */
+    once = not_started; /* the parent has not used a card: the child may set CUDA_VISIBLE_DEVICES */
 }
 
 static void ready(void) { pthread_once(&once, start); }
@@ -223,27 +223,27 @@ int set_current_device(int device) {
 int has_context(int device) { ready(); return mine && mine->pid == getpid() && mine->context[shown[device]]; }
 
 int make_context(int device) {
-    int answer = 0;
+    int status = 0;
     if (has_context(device)) return 0;
     enter();
-    if (all_held(shown[device]) + context > properties.memory) answer = -1; else self()->context[shown[device]] = 1;
+    if (all_held(shown[device]) + context > properties.memory) status = -1; else self()->context[shown[device]] = 1;
     leave();
-    trace("context of process %d on device %d: %s", getpid(), device, answer ? "out of memory" : "made");
-    return answer;
+    trace("context of process %d on device %d: %s", getpid(), device, status ? "out of memory" : "made");
+    return status;
 }
 
 int take(int device, size_t bytes) {
-    int answer = -1;
+    int status = -1;
     if (make_context(device)) return -1;
     enter();
     if (all_held(shown[device]) + bytes <= properties.memory) {
         size_t *used = &self()->bytes[shown[device]];
         *used += bytes;
         if (*used > arenas[device].most) arenas[device].most = *used;
-        answer = 0;
+        status = 0;
     }
     leave();
-    return answer;
+    return status;
 }
 
 void give_back(int device, size_t bytes) {
@@ -254,7 +254,7 @@ void give_back(int device, size_t bytes) {
 
 size_t bytes_in_use(int device) { ready(); return mine && mine->pid == getpid() ? mine->bytes[shown[device]] : 0; }
 size_t most_bytes_in_use(int device) { return arenas[device].most; }
-size_t brim_card_peak(int device) { ready(); return arenas[device].most + context; } /* for the agent: the context included */
+size_t brim_card_peak(int device) { ready(); return arenas[device].most + context; } /* called by the agent; includes the context */
 
 size_t bytes_held(int physical) {
     ready();
@@ -304,7 +304,7 @@ static void *place_locked(int device, size_t bytes, int state) {
     return start;
 }
 
-static Piece *piece_of(const void *pointer, int device) { /* with the lock held; pieces lie in the order of their addresses */
+static Piece *piece_of(const void *pointer, int device) { /* with the lock held; pieces are sorted by address */
     Arena *arena = &arenas[device];
     size_t low = 0, high = arena->count;
     while (low < high) {
@@ -351,13 +351,13 @@ int device_free(void *pointer) {
 }
 
 int allocation_of(const void *pointer, char **start, size_t *bytes) {
-    int device = device_of(pointer), answer = -1;
+    int device = device_of(pointer), status = -1;
     if (device < 0) return -1;
     pthread_mutex_lock(&lock);
     Piece *piece = piece_of(pointer, device);
-    if (piece && piece->state != FREE) { *start = piece->start; *bytes = piece->bytes; answer = 0; }
+    if (piece && piece->state != FREE) { *start = piece->start; *bytes = piece->bytes; status = 0; }
     pthread_mutex_unlock(&lock);
-    return answer;
+    return status;
 }
 
 void *reserve_addresses(int device, size_t bytes) { ready(); return place_locked(device, rounded(bytes), RESERVED); }
@@ -369,7 +369,7 @@ void free_addresses(void *pointer) {
 /* ---- contents */
 void discard(void *pointer, size_t bytes) { madvise(pointer, bytes, MADV_DONTNEED); }
 
-static void zero(char *to, size_t bytes) { /* gives back the pages that lie wholly inside */
+static void zero(char *to, size_t bytes) { /* releases whole pages instead of writing them */
     size_t head = (PAGE - (uintptr_t)to % PAGE) % PAGE;
     if (bytes < 4 * PAGE) { memset(to, 0, bytes); return; }
     memset(to, 0, head);
@@ -386,7 +386,7 @@ void fill(void *to, int value, size_t bytes) {
     if (device_of(to) >= 0 && (value == 0 || (bytes > COPY_LIMIT && !computing))) zero(to, bytes); else memset(to, value, bytes);
 }
 
-/* ---- what the card does not have */
+/* ---- unsupported features */
 static const char *refused[8];
 static int refused_count;
 
@@ -401,7 +401,7 @@ void refuse_feature(const char *name, const char *advice) {
     pthread_mutex_unlock(&lock);
 }
 
-const char *brim_card_refused(int index) { return index >= 0 && index < refused_count ? refused[index] : NULL; } /* for the agent */
+const char *brim_card_refused(int index) { return index >= 0 && index < refused_count ? refused[index] : NULL; } /* called by the agent */
 
 void trace_line(const char *format, ...) {
     va_list rest;

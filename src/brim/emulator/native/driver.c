@@ -1,4 +1,5 @@
-/* The CUDA driver: virtual memory (expandable segments) is real; modules made at run time (nvrtc, Triton) load and launch to no effect. */
+/* The CUDA driver. Virtual memory (expandable segments) is real. Modules that are compiled at run time (nvrtc, Triton) are loaded; launching their
+ * kernels has no effect. */
 #define _GNU_SOURCE
 #include "cuda_api.h"
 #include "device.h"
@@ -37,7 +38,7 @@ CUresult cuDeviceComputeCapability(int *major, int *minor, int device) { (void)d
 CUresult cuDeviceGetAttribute(int *value, int attribute, int device) { return cudaDeviceGetAttribute(value, attribute, device); }
 CUresult cuDeviceGetPCIBusId(char *text, int length, int device) { return cudaDeviceGetPCIBusId(text, length, device); }
 CUresult cuGetErrorString(CUresult error, const char **text) { *text = cudaGetErrorString(error); OK; }
-CUresult cuGetErrorName(CUresult error, const char **text) { /* CUDA_ERROR_...: only the commonest is spelt as the driver does */
+CUresult cuGetErrorName(CUresult error, const char **text) { /* only the most frequent error has the driver's spelling, CUDA_ERROR_... */
     *text = error == cudaErrorMemoryAllocation ? "CUDA_ERROR_OUT_OF_MEMORY" : error ? cudaGetErrorName(error) : "CUDA_SUCCESS";
     OK;
 }
@@ -66,9 +67,9 @@ CUresult cuCtxDestroy(CUcontext c) { (void)c; OK; }
 SAME_AS(cuCtxDestroy_v2, cuCtxDestroy);
 CUresult cuCtxSynchronize(void) { OK; }
 CUresult cuCtxGetApiVersion(CUcontext c, unsigned *version) { (void)c; *version = CUDA_VERSION; OK; }
-CUresult cuCtxSetLimit(int limit, size_t value) { (void)limit; (void)value; OK; } /* Triton's launcher asks for it */
+CUresult cuCtxSetLimit(int limit, size_t value) { (void)limit; (void)value; OK; } /* called by Triton's launcher */
 CUresult cuCtxGetLimit(size_t *value, int limit) { (void)limit; *value = 8 * MIB; OK; }
-/* Private tables of the driver: none. nvrtc ignores the error, and looks for the table's size in its first word. */
+/* The driver's private tables do not exist. nvrtc ignores the error and reads the size of the table from its first word. */
 CUresult cuGetExportTable(const void **table, const void *id) { static const size_t empty[1] = {sizeof empty}; (void)id; *table = empty; return cudaErrorNotSupported; }
 CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) { if (least) *least = 0; if (greatest) *greatest = -5; OK; }
 CUresult cuDevicePrimaryCtxRetain(CUcontext *c, int device) { *c = context_of(device); return make_context(device) ? cudaErrorMemoryAllocation : cudaSuccess; }
@@ -142,7 +143,7 @@ CUresult cuStreamWriteValue32(cudaStream_t s, CUdeviceptr to, unsigned value, un
 SAME_AS(cuStreamWriteValue32_v2, cuStreamWriteValue32);
 
 /* ---- virtual memory */
-typedef struct { size_t bytes; int device, uses; } Handle; /* held by its creator and by each mapping */
+typedef struct { size_t bytes; int device, uses; } Handle; /* uses: references of the creator and of each mapping */
 typedef struct { CUdeviceptr start; size_t bytes; Handle *handle; } Mapping;
 static Mapping *mappings;
 static size_t mapping_count, mapping_room;
@@ -204,7 +205,7 @@ CUresult cuMemUnmap(CUdeviceptr p, size_t bytes) {
 CUresult cuMemSetAccess(CUdeviceptr p, size_t bytes, const void *list, size_t n) { (void)p; (void)bytes; (void)list; (void)n; OK; }
 CUresult cuMemRetainAllocationHandle(uint64_t *handle, void *p) { (void)p; *handle = 0; return cudaErrorNotSupported; }
 
-/* ---- modules made at run time */
+/* ---- modules compiled at run time */
 CUresult cuModuleLoadData(CUmodule *m, const void *image) { *m = (CUmodule)load_image(image); return *m ? cudaSuccess : cudaErrorInvalidKernelImage; }
 CUresult cuModuleLoadDataEx(CUmodule *m, const void *image, unsigned n, int *options, void **values) { (void)n; (void)options; (void)values; return cuModuleLoadData(m, image); }
 CUresult cuModuleLoad(CUmodule *m, const char *path) { (void)path; *m = NULL; return cudaErrorNotSupported; }
@@ -256,7 +257,7 @@ CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned gx, unsigned gy, unsig
 CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction f, void **params, void **extra) {
     return cuLaunchKernel(f, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ, c->sharedMemBytes, c->hStream, params, extra);
 }
-CUresult cuTensorMapEncodeTiled(void *map) { (void)map; OK; } /* read by kernels only */
+CUresult cuTensorMapEncodeTiled(void *map) { (void)map; OK; } /* only kernels read the map */
 
 CUresult cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags) {
     char versioned[128];

@@ -1,7 +1,7 @@
 /* Keeps a command from changing files: writes outside the folders of BRIM_CARD_WRITABLE fail with EROFS.
  *
- * brim emulate sends the writes of Python code to a shadow folder. This is the net below it, for C and C++ libraries and for programs that are
- * not Python. Without the variable every function passes through. */
+ * brim emulate redirects the writes of Python code to a shadow folder. This file covers C and C++ libraries and programs that are not Python.
+ * Without the variable every function calls the original one. */
 #define _GNU_SOURCE
 #include <alloca.h>
 #include <dlfcn.h>
@@ -31,7 +31,7 @@ static int is_listed(const char *path, const char *folders) {
     return 0;
 }
 
-/* The path with the links of its folder resolved; the last name may be missing. */
+/* The path with the links of its folder resolved. The file itself need not exist. */
 static int resolve(int folder, const char *path, char *whole) {
     char joined[PATH_MAX], place[64], parent[PATH_MAX];
     if (path[0] == '/') snprintf(joined, sizeof joined, "%s", path);
@@ -54,13 +54,13 @@ static int resolve(int folder, const char *path, char *whole) {
     return length < PATH_MAX ? 0 : -1;
 }
 
-/* /proc/PID/fd/0 to 2: where the output of the command goes. */
+/* /proc/PID/fd/0 to 2: the standard streams of the command. */
 static int is_standard_stream(const char *path) {
     const char *descriptor = strstr(path, "/fd/");
     return !strncmp(path, "/proc/", 6) && descriptor && descriptor[4] >= '0' && descriptor[4] <= '2' && !descriptor[5];
 }
 
-/* Nonzero, with errno set, where the file may not be changed. Opening follows a link in the last place, deleting does not. */
+/* Nonzero, with errno set, if the file must not be changed. Opening follows a link in the last component, deleting does not. */
 static int is_refused(int folder, const char *path, int follows) {
     const char *writable = getenv("BRIM_CARD_WRITABLE");
     char whole[PATH_MAX], target[PATH_MAX];
@@ -109,7 +109,7 @@ OPENAT(openat64)
         if (strpbrk(mode, "wa+") && is_refused(AT_FDCWD, path, 1)) return NULL;      \
         return next(path, mode, stream);                                             \
     }
-/* Of programs that were compiled with _FORTIFY_SOURCE, without a mode. */
+/* Called by programs that were compiled with _FORTIFY_SOURCE; they have no mode argument. */
 #define CHECKED_OPEN(name)                                                           \
     int name(const char *path, int flags);                                           \
     int name(const char *path, int flags) {                                          \
@@ -164,7 +164,7 @@ int renameat2(int a, const char *from, int b, const char *to, unsigned flags) {
     NEXT(renameat2);
     return is_refused(a, from, 0) || is_refused(b, to, 0) ? -1 : next(a, from, b, to, flags);
 }
-int link(const char *from, const char *to) { /* a second name of a file would lead to it */
+int link(const char *from, const char *to) { /* a hard link would give write access to the original */
     NEXT(link);
     return is_refused(AT_FDCWD, from, 0) || is_refused(AT_FDCWD, to, 0) ? -1 : next(from, to);
 }
@@ -177,8 +177,8 @@ int symlinkat(const char *from, int folder, const char *to) { NEXT(symlinkat); r
 int chmod(const char *path, mode_t mode) { NEXT(chmod); return is_refused(AT_FDCWD, path, 1) ? -1 : next(path, mode); }
 int fchmodat(int folder, const char *path, mode_t mode, int flags) { NEXT(fchmodat); return is_refused(folder, path, 1) ? -1 : next(folder, path, mode, flags); }
 
-/* A program that is started with an environment of its own (env -i, subprocess.run(env={...})) would run without this library and without the
- * agent. What brim has set is put back. Nothing is allocated: this may run between vfork and exec. */
+/* A program that is started with another environment (env -i, subprocess.run(env={...})) would run without this library and without the agent.
+ * So the variables of brim are restored. Nothing is allocated, because this may run between vfork and exec. */
 #define KEPT 64
 static char *kept[KEPT]; /* NAME=value, as at the start of this process */
 static int kept_count;
@@ -190,7 +190,7 @@ __attribute__((constructor)) static void keep_environment(void) {
 }
 
 static size_t name_length(const char *entry) { return (size_t)(strchrnul(entry, '=') - entry) + 1; }
-static int is_list(const char *entry) { return entry[0] != 'B'; } /* of files or folders, to which a program may add its own */
+static int is_list(const char *entry) { return entry[0] != 'B'; } /* LD_PRELOAD and PYTHONPATH: a program may add its own entries */
 
 static size_t merged_bytes(char *const *given) {
     size_t bytes = (size_t)(kept_count + 1) * sizeof(char *);

@@ -13,7 +13,7 @@
 
 namespace host {
 
-// Where the card's random number generator stood before the operator ran. Equal states give equal numbers.
+// State of the card's random number generator before the operator ran. Equal states give equal numbers.
 struct Philox {
   uint64_t seed = 0, offset = 0;
 
@@ -29,7 +29,7 @@ struct Philox {
   }
 };
 
-// Arguments are on the host, half precision widened to float. `results` are those of the card: only their shapes and types are of interest here.
+// The arguments are on the host, with half precision widened to float. `results` are those of the card; only their shapes and types are used here.
 struct Call {
   const c10::FunctionSchema& schema;
   const torch::jit::Stack& arguments;
@@ -57,15 +57,15 @@ struct Call {
   bool flag(const char* name) const { return (*this)[name].isBool() && (*this)[name].toBool(); }
 };
 
-// An undefined result is left as the card has it.
+// An undefined result leaves the card's result unchanged.
 using Results = std::vector<at::Tensor>;
 using Decomposition = Results (*)(const Call&);
 
-// ---- attention: one sequence after the other, with the whole matrix of weights
+// ---- attention: one sequence at a time, with the full matrix of weights
 struct Attention {
   at::Tensor query, key, value, bias, query_starts, key_starts;
   double scale = 1, dropout = 0;
-  int64_t left = -1, right = -1;  // width of the window; -1: unlimited
+  int64_t left = -1, right = -1;  // sizes of the window; -1: unlimited
   bool from_end = false;          // the last query is aligned with the last key, not the first with the first
   bool heads_first = false;
   Philox philox;
@@ -73,7 +73,7 @@ struct Attention {
   bool packed() const { return query_starts.defined() && query_starts.numel() > 0; }
   int64_t count() const { return packed() ? query_starts.numel() - 1 : query.size(0); }
 
-  // [heads, length, width] of one sequence, of a tensor laid out as query (or key)
+  // One sequence as [heads, length, width], from a tensor with the layout of query or key
   at::Tensor sequence(const at::Tensor& t, int64_t i, bool of_key) const {
     if (packed()) {
       const int32_t* starts = (of_key ? key_starts : query_starts).const_data_ptr<int32_t>();
@@ -111,7 +111,7 @@ inline Weights weights(const Attention& a, int64_t i, const at::Tensor& q, const
   }
   Weights w;
   w.logsumexp = at::logsumexp(scores, {-1});
-  at::Tensor empty = w.logsumexp.isinf().unsqueeze(-1);  // a row that may look at nothing gives zeros
+  at::Tensor empty = w.logsumexp.isinf().unsqueeze(-1);  // a row whose keys are all masked gives zeros
   w.probabilities = (scores - w.logsumexp.unsqueeze(-1)).exp_().masked_fill_(empty, 0);
   w.dropped = w.probabilities;
   if (a.dropout > 0) {
@@ -167,7 +167,7 @@ inline Results attention_backward(const Attention& a, const at::Tensor& grad, co
 
 inline uint64_t stored(const at::Tensor& t, int64_t index) { return static_cast<const uint64_t*>(t.const_data_ptr())[index]; }
 
-// The state that forward wrote: two numbers in one tensor (flash), or one in each of two.
+// The state that forward stored: two numbers in one tensor (flash), or one number in each of two tensors.
 inline Philox stored_philox(const Call& call) {
   for (const char* name : {"rng_state", "philox_seed"}) {
     at::Tensor t = call.tensor(name);
@@ -191,7 +191,7 @@ inline Attention attention_of(const Call& call) {
   a.heads_first = name.find("_scaled_dot_product_") != std::string::npos;
   a.query = call.tensor("query"), a.key = call.tensor("key"), a.value = call.tensor("value");
   a.bias = first_of(call, {"attn_bias", "bias"});
-  if (!a.heads_first) {  // of flash attention on whole sequences these are empty
+  if (!a.heads_first) {  // these are empty for flash attention without packed sequences
     a.query_starts = first_of(call, {"cum_seq_q", "cu_seqlens_q"});
     a.key_starts = first_of(call, {"cum_seq_k", "cu_seqlens_k"});
   }
@@ -216,7 +216,7 @@ inline Results attention(const Call& call) {
   Attention a = attention_of(call);
   Results results = attention_forward(a, call.results[1].toTensor().sizes());
   results.resize(call.results.size());
-  for (size_t i = 2; i < call.results.size(); i++) {  // backward draws the same numbers again
+  for (size_t i = 2; i < call.results.size(); i++) {  // store the state, so that backward draws the same numbers
     const std::string& name = call.schema.returns()[i].name();
     if (!call.results[i].isTensor() || !call.results[i].toTensor().defined()) continue;
     const at::Tensor& t = call.results[i].toTensor();
@@ -252,7 +252,7 @@ inline Results native_dropout(const Call& call) {
   return {p == 1 ? at::zeros_like(input) : (input * mask).mul_(1 / (1 - p)), mask};
 }
 
-inline Results fused_dropout(const Call& call) {  // here p is the probability to keep
+inline Results fused_dropout(const Call& call) {  // p is the probability to keep an element
   at::Tensor input = call.tensor("self"), mask = kept(call, input, call.number("p", 1));
   return {(input * mask).mul_(1 / call.number("p", 1)), mask};
 }
@@ -315,7 +315,7 @@ inline Results log_sigmoid(const Call& call) {
 }
 inline Results log_sigmoid_backward(const Call& call) { return {call.tensor("grad_output") * (-call.tensor("self")).sigmoid_()}; }
 
-// ---- matrix products with a wider result: the arguments are wide already
+// ---- matrix products with a float result: the arguments are float already
 inline at::Scalar factor(const Call& call, const char* name) { return call[name].isScalar() ? call[name].toScalar() : at::Scalar(1); }
 
 inline Results matrix_product(const Call& call) { return {at::matmul(call.tensor("self"), call.tensor("mat2"))}; }

@@ -1,5 +1,5 @@
-/* Kernels come as fat binaries: containers with one image (a cubin, an ELF file) for each architecture, most of them compressed. An image
- * is read when a program first asks about one of its kernels. */
+/* Kernels are stored in fat binaries: containers with one image (a cubin, an ELF file) for each architecture, most of them compressed. An image
+ * is read when a program first queries one of its kernels. */
 #define _GNU_SOURCE
 #include "kernels.h"
 #include "cuda_api.h"
@@ -12,7 +12,7 @@
 #include <string.h>
 
 enum { WRAPPER = 0x466243b1, CONTAINER = 0xba55ed50u, CUBIN = 2, LZ4 = 0x2000, ZSTD = 0x8000 };
-enum { ASSUMED_REGISTERS = 32 }; /* where an image cannot be read */
+enum { ASSUMED_REGISTERS = 32 }; /* if an image cannot be read */
 enum { DEFAULT_SHARED = 48 << 10 };
 
 typedef struct { uint32_t magic, version; const void *data, *rest; } Wrapper;
@@ -29,9 +29,9 @@ typedef struct { /* of one image; `bytes` with padding, `packed` without */
 
 typedef struct { char *name; Kernel kernel; } Entry;
 typedef struct Module { const void *source; int read; Entry *entries; size_t count; struct Module *next; } Module;
-typedef struct { const void *function; const char *name; Module *module; int dynamic_shared, known; Kernel kernel; } Registered; /* -1: the default */
+typedef struct { const void *function; const char *name; Module *module; int dynamic_shared, known; Kernel kernel; } Registered; /* dynamic_shared -1: the default */
 
-static Registered *table; /* open addressing, by address of the host's function */
+static Registered *table; /* a hash table with open addressing; the key is the address of the host's function */
 static size_t used, room;
 static Module *modules;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -70,7 +70,7 @@ static Module *add_module(const void *source) {
     return module;
 }
 
-/* ---- what nvcc's code calls when a library is loaded */
+/* ---- registration: called by code that nvcc generates, when a library is loaded */
 void **__cudaRegisterFatBinary(void *wrapper) {
     void **handle = calloc(1, sizeof *handle);
     *handle = add_module(wrapper);
@@ -132,7 +132,7 @@ static size_t unpack_zstd(const void *in, size_t in_bytes, void *out, size_t roo
     return is_error(bytes) ? 0 : bytes;
 }
 
-static const Image *best_image(const Container *container) { /* machine code for the newest capability that the card still runs */
+static const Image *best_image(const Container *container) { /* machine code for the newest capability that the card can run */
     int capability = card()->major * 10 + card()->minor;
     const Image *best = NULL;
     if (!container || container->magic != CONTAINER) return NULL;
@@ -150,7 +150,7 @@ static const Image *best_image(const Container *container) { /* machine code for
 /* ---- cubins */
 static Kernel default_kernel(int arch) { return (Kernel){ASSUMED_REGISTERS, 0, DEFAULT_SHARED, 1024, 0, 0, arch}; }
 
-/* Calls `visit` for each attribute of a .nv.info section that has a size. */
+/* Calls `visit` for the attributes with a size of a .nv.info section. */
 static void each_attribute(const unsigned char *info, size_t bytes, void (*visit)(int, const uint32_t *, size_t, void *), void *data) {
     enum { SIZED = 4 };
     for (size_t at = 0; at + 4 <= bytes;) {
@@ -162,7 +162,7 @@ static void each_attribute(const unsigned char *info, size_t bytes, void (*visit
 
 typedef struct { const unsigned char *file; const Elf64_Shdr *sections; const Elf64_Sym *symbols; size_t symbol_count; Kernel *kernels; int count; } Cubin;
 
-static void read_registers(int attribute, const uint32_t *words, size_t n, void *data) { /* of .nv.info: a kernel's symbol, and a number */
+static void read_registers(int attribute, const uint32_t *words, size_t n, void *data) { /* from .nv.info: the symbol of a kernel, and a value */
     enum { FRAME_SIZE = 0x11, REGISTER_COUNT = 0x2f };
     Cubin *cubin = data;
     if (n < 2 || words[0] >= cubin->symbol_count || cubin->symbols[words[0]].st_shndx >= cubin->count) return;
@@ -170,7 +170,7 @@ static void read_registers(int attribute, const uint32_t *words, size_t n, void 
     if (attribute == REGISTER_COUNT) kernel->registers = (int)words[1];
     if (attribute == FRAME_SIZE) kernel->local = (int)words[1];
 }
-static void read_launch_bounds(int attribute, const uint32_t *words, size_t n, void *data) { /* of .nv.info.NAME */
+static void read_launch_bounds(int attribute, const uint32_t *words, size_t n, void *data) { /* from .nv.info.NAME */
     enum { MAX_THREADS = 5 };
     Kernel *kernel = data;
     if (attribute != MAX_THREADS || n < 3) return;
@@ -179,14 +179,14 @@ static void read_launch_bounds(int attribute, const uint32_t *words, size_t n, v
 }
 static int starts(const char *name, const char *prefix) { return !strncmp(name, prefix, strlen(prefix)); }
 
-/* Sections that belong to a kernel name its code section, .text.NAME, in sh_info. */
+/* The sections of a kernel refer to its code section, .text.NAME, by sh_info. */
 static void read_cubin(Module *module, const unsigned char *file, size_t bytes) {
     const Elf64_Ehdr *elf = (const Elf64_Ehdr *)file;
     if (bytes < sizeof *elf || memcmp(file, ELFMAG, SELFMAG) || elf->e_shoff + (size_t)elf->e_shnum * sizeof(Elf64_Shdr) > bytes) return;
     Cubin cubin = {file, (const Elf64_Shdr *)(file + elf->e_shoff), NULL, 0, NULL, elf->e_shnum};
     const char *names = (const char *)file + cubin.sections[elf->e_shstrndx].sh_offset;
     cubin.kernels = malloc((size_t)cubin.count * sizeof(Kernel));
-    size_t reserved = 0; /* from capability 9.0 on, what the system reserves is part of every kernel's section */
+    size_t reserved = 0; /* from capability 9.0 on, the shared memory that the system reserves is part of every kernel's section */
     for (int i = 0; i < cubin.count; i++) {
         if (starts(names + cubin.sections[i].sh_name, ".nv.shared.reserved.")) reserved = card()->reserved_shared;
         cubin.kernels[i] = default_kernel((int)(elf->e_flags >> 8 & 0xff));
@@ -214,7 +214,7 @@ static void read_cubin(Module *module, const unsigned char *file, size_t bytes) 
 
 static void read_module(Module *module) { /* with the lock held */
     module->read = 1;
-    if (!memcmp(module->source, ELFMAG, SELFMAG)) { /* made at run time: a cubin by itself, as long as its headers say */
+    if (!memcmp(module->source, ELFMAG, SELFMAG)) { /* compiled at run time: a plain cubin; its length follows from its headers */
         const Elf64_Ehdr *elf = module->source;
         read_cubin(module, module->source, elf->e_shoff + (size_t)elf->e_shnum * sizeof(Elf64_Shdr));
         return;
@@ -234,14 +234,14 @@ static void read_module(Module *module) { /* with the lock held */
 const void *load_image(const void *image) { return image ? add_module(image) : NULL; }
 
 const void *image_function(const void *module, const char *name) {
-    char *kept = strdup(name); /* its address stands for the function */
+    char *kept = strdup(name); /* its address serves as the address of the function */
     pthread_mutex_lock(&lock);
     add(kept, kept, (Module *)module);
     pthread_mutex_unlock(&lock);
     return kept;
 }
 
-/* ---- what programs ask */
+/* ---- queries */
 const char *kernel_name(const void *function) {
     Registered *slot = find(function);
     return slot ? slot->name : "?";
@@ -286,8 +286,8 @@ int kernel_set_attribute(const void *function, int attribute, int value) {
 
 static int at_most(int blocks, size_t limit) { return limit < (size_t)blocks ? (int)limit : blocks; }
 
-/* NVIDIA's published formula (the occupancy calculator, cuda_occupancy.h): the scarcest of block slots, warp slots, registers, which are
- * given to warps in units of 256 by the four partitions of a multiprocessor, and shared memory. */
+/* NVIDIA's published formula (the occupancy calculator, cuda_occupancy.h): the minimum over block slots, warp slots, registers and shared memory.
+ * Each of the four partitions of a multiprocessor allocates registers to warps in units of 256. */
 int occupancy(const Kernel *kernel, int threads, size_t dynamic_shared) {
     enum { WARP = 32, REGISTER_UNIT = 256, PARTITIONS = 4, MOST_REGISTERS = 256 };
     const Card *c = card();
@@ -305,4 +305,4 @@ int occupancy(const Kernel *kernel, int threads, size_t dynamic_shared) {
     shared = (shared + c->reserved_shared + c->shared_unit - 1) / c->shared_unit * c->shared_unit;
     return shared ? at_most(blocks, c->sm_shared / shared) : blocks;
 }
-int brim_card_occupancy(const Kernel *kernel, int threads, size_t dynamic_shared) { return occupancy(kernel, threads, dynamic_shared); } /* for tests */
+int brim_card_occupancy(const Kernel *kernel, int threads, size_t dynamic_shared) { return occupancy(kernel, threads, dynamic_shared); } /* called by tests */

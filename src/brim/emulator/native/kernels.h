@@ -1,4 +1,4 @@
-/* Kernels that a program registers: their names, what they need of a multiprocessor, and how many blocks of them fit on one. */
+/* The kernels that a program registers: names, resources and occupancy. */
 #pragma once
 #include <stddef.h>
 
@@ -8,7 +8,7 @@ typedef struct {
 } Kernel;
 
 #pragma GCC visibility push(hidden)
-const void *load_image(const void *image); /* a module made at run time; NULL: not an image */
+const void *load_image(const void *image); /* a module that is compiled at run time; NULL: no image */
 const void *image_function(const void *module, const char *name);
 const char *kernel_name(const void *function);
 Kernel kernel_attributes(const void *function);

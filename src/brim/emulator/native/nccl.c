@@ -1,10 +1,10 @@
 /* NCCL between the processes of one session, through the memory that they share.
  *
- * A communicator is a slot of that memory, found by its unique id. For a collective every rank copies its part into its mailbox, waits until
- * all have done so, and reads what it needs from the others, piece by piece. Sends and receives go through a ring buffer for each pair of
- * ranks. A call returns when its work is done, since streams are never behind. The calls of a group make progress together, so that their
- * order does not matter. A rank that only sends (the root of a broadcast) waits until its mailbox is free, and not for the readers. Messages
- * above COPY_LIMIT bytes synchronise the ranks and move nothing, unless values are computed. */
+ * A communicator is a slot of that memory, identified by its unique id. In a collective every rank copies its part into its mailbox, waits until
+ * all ranks have done so, and reads the parts that it needs from the others, piece by piece. Sends and receives use a ring buffer for each pair
+ * of ranks. A call returns when its work is complete, so streams are always idle. The calls of a group make progress together, so that their
+ * order does not matter. A rank that only sends (the root of a broadcast) waits until its mailbox is free, but not for the readers. Messages
+ * above COPY_LIMIT bytes synchronise the ranks and copy nothing, unless values are computed. */
 #define _GNU_SOURCE
 #include "cuda_api.h"
 #include "device.h"
@@ -24,7 +24,7 @@ enum { RANKS = DEVICES, SLOTS = 512, ID_BYTES = 128 };
 #define MAILBOX (1 * MIB)
 #define RING (256 << 10)
 #define GIVE_UP_SECONDS 1800 /* longest wait for a rank that is alive */
-/* Device memory of one communicator, taken at its first use: four A100 with NVLink (github.com/NVIDIA/nccl, issue 964). An assumption. */
+/* Assumed device memory of one communicator, allocated at its first use. Measured on four A100 with NVLink (github.com/NVIDIA/nccl, issue 964). */
 #define PAIR_BYTES ((size_t)544000000)
 #define GROUP_BYTES ((size_t)688000000)
 
@@ -33,7 +33,7 @@ typedef enum { INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOA
 typedef enum { SUM, PRODUCT, MAX, MIN, AVERAGE, FIRST_CUSTOM } Reduction;
 typedef struct { char bytes[ID_BYTES]; } UniqueId;
 
-typedef struct { /* what a rank publishes with each piece: the others check that they are in the same call */
+typedef struct { /* a rank publishes it with each piece, so that the others can check that they are in the same call */
     int kind, type, root, spare;
     uint64_t bytes;
 } Signature;
@@ -42,7 +42,7 @@ typedef struct { /* written by its owner only */
     uint64_t posted, consumed; /* pieces of collectives */
     Signature signature;
 } __attribute__((aligned(128))) Member;
-typedef struct { uint64_t written, read; } __attribute__((aligned(128))) Pair; /* bytes that went through a ring */
+typedef struct { uint64_t written, read; } __attribute__((aligned(128))) Pair; /* total bytes that went through a ring */
 typedef struct {
     UniqueId id;
     int size, in_use;
@@ -71,9 +71,9 @@ typedef struct {
     char *receive;
     size_t count; /* elements, as in the call */
     Type type;
-    int reduction, root; /* root, or the peer */
+    int reduction, root; /* root: also the peer of a message */
     int posted, done;
-    size_t offset; /* elements of a collective, or bytes of a message, that are done */
+    size_t offset; /* completed elements of a collective, or bytes of a message */
 } Call;
 
 static __thread Call *calls;
@@ -105,7 +105,7 @@ static size_t width(Type type) {
 }
 static int moves(const Call *call) { return call->count * width(call->type) <= COPY_LIMIT || card_compute(); }
 
-/* ---- arithmetic: in double for integers' neighbours and floats, in 64 bits for integers; one rounding at the end */
+/* ---- arithmetic: integers in 64 bits, half precision in float with one rounding at the end, other floats in their own type */
 static float half_to_float(uint16_t h) {
     int exponent = h >> 10 & 31, fraction = h & 1023;
     float value = exponent == 31 ? (fraction ? NAN : INFINITY) : exponent ? ldexpf(1024 + (float)fraction, exponent - 25) : ldexpf((float)fraction, -24);
@@ -182,30 +182,30 @@ static Result join(Comm *comm, const UniqueId *id) {
     char *memory = session_memory(&bytes);
     if (!memory) return failed(INVALID_USAGE, "the emulated card has no session (BRIM_CARD_SHARED)");
     Directory *directory = (Directory *)memory;
-    Slot *found = NULL, *open = NULL;
+    Slot *own = NULL, *unused = NULL;
     lock_session();
-    for (int i = 0; i < SLOTS && !found; i++) {
+    for (int i = 0; i < SLOTS && !own; i++) {
         Slot *slot = &directory->slots[i];
-        if (slot->in_use && !memcmp(&slot->id, id, sizeof *id)) found = slot;
-        else if (!open && (!slot->in_use || is_abandoned(slot))) open = slot;
+        if (slot->in_use && !memcmp(&slot->id, id, sizeof *id)) own = slot;
+        else if (!unused && (!slot->in_use || is_abandoned(slot))) unused = slot;
     }
-    if (!found && open) {
-        memset(open, 0, sizeof *open);
-        open->id = *id;
-        open->size = comm->size;
-        open->in_use = 1;
-        found = open;
+    if (!own && unused) {
+        memset(unused, 0, sizeof *unused);
+        unused->id = *id;
+        unused->size = comm->size;
+        unused->in_use = 1;
+        own = unused;
     }
     Result result = SUCCESS;
-    if (!found) result = failed(SYSTEM, "more than %d communicators", SLOTS);
-    else if (found->size != comm->size || found->members[comm->rank].joined)
-        result = failed(INVALID_USAGE, "rank %d of %d: the communicator has %d ranks, or this one has joined", comm->rank, comm->size, found->size);
+    if (!own) result = failed(SYSTEM, "more than %d communicators", SLOTS);
+    else if (own->size != comm->size || own->members[comm->rank].joined)
+        result = failed(INVALID_USAGE, "rank %d of %d: the communicator has %d ranks, or this one has joined", comm->rank, comm->size, own->size);
     if (!result) {
-        char *buffers = memory + page_rounded(sizeof *directory) + (size_t)(found - directory->slots) * SLOT_BUFFERS;
-        comm->slot = found;
+        char *buffers = memory + page_rounded(sizeof *directory) + (size_t)(own - directory->slots) * SLOT_BUFFERS;
+        comm->slot = own;
         comm->mailboxes = buffers;
         comm->rings = buffers + RANKS * MAILBOX;
-        Member *self = &found->members[comm->rank];
+        Member *self = &own->members[comm->rank];
         self->pid = getpid();
         self->device = physical_device(comm->device);
         STORE(self->joined, 1);
@@ -231,7 +231,7 @@ static void leave(Comm *comm) {
     comm->charged = 0;
 }
 
-/* ---- progress: each function does what it can now, and returns 1 where it did something */
+/* ---- progress: no function blocks; each returns 1 if it made progress */
 static int check_joined(Call *call, Result *result) {
     Slot *slot = call->comm->slot;
     for (int r = 0; r < slot->size; r++)
@@ -334,7 +334,7 @@ static int advance_collective(Call *call, Result *result) {
     return 1;
 }
 
-static int advance_message(Call *call) { /* a message that moves nothing is one byte, for the receiver to wait for */
+static int advance_message(Call *call) { /* a message that is not copied counts as one byte, so that the receiver waits for it */
     Comm *comm = call->comm;
     int from = call->kind == SEND ? comm->rank : call->root, to = call->kind == SEND ? call->root : comm->rank;
     Pair *pair = &comm->slot->pairs[from][to];
@@ -375,7 +375,7 @@ static Result check_peers(const Call *call) {
         const Member *member = &comm->slot->members[r];
         if (call->kind >= SEND && r != call->root) continue;
         if (LOAD(member->joined) && (member->left || !is_running(member->pid)))
-            return failed(REMOTE, "%s: rank %d is gone (process %d)", NAMES[call->kind], r, member->pid);
+            return failed(REMOTE, "%s: rank %d has exited (process %d)", NAMES[call->kind], r, member->pid);
     }
     return SUCCESS;
 }
@@ -449,7 +449,7 @@ static Result add(Call call) {
 }
 
 /* ---- communicators */
-Result ncclGetVersion(int *version) { /* of the library that torch brings, which lies behind this one */
+Result ncclGetVersion(int *version) { /* that of the NCCL that is installed with torch: the next library in the search order */
     Result (*real)(int *) = (Result (*)(int *))dlsym(RTLD_NEXT, "ncclGetVersion");
     if (real && !real(version)) return SUCCESS;
     *version = 22707;
@@ -496,7 +496,7 @@ Result ncclCommInitAll(Comm **comms, int size, const int *devices) {
     return result ? result : end;
 }
 
-static UniqueId derived_id(const Comm *comm, int serial, int part) { /* the same for all ranks that derive it */
+static UniqueId derived_id(const Comm *comm, int serial, int part) { /* all ranks derive the same id */
     UniqueId id = comm->slot->id;
     uint64_t mixed[2] = {((uint64_t)serial << 32 | (uint32_t)part) * 0x9e3779b97f4a7c15u, 0};
     for (size_t i = 0; i < sizeof id.bytes; i++) mixed[1] = (mixed[1] ^ (unsigned char)id.bytes[i]) * 0x100000001b3u;
@@ -508,13 +508,13 @@ Result ncclCommSplit(Comm *comm, int color, int key, Comm **made, void *config) 
     if (!comm || !comm->slot) return failed(INVALID_ARGUMENT, "ncclCommSplit: no communicator");
     int own[2] = {color, key}, all[RANKS][2], rank = 0, size = 0, outer = depth;
     *made = NULL;
-    depth = 0; /* the exchange cannot wait for the end of the group */
+    depth = 0; /* the exchange must complete before the group ends */
     size_t kept = call_count;
     call_count = 0;
     Result result = SUCCESS;
     if (kept) result = failed(INVALID_USAGE, "ncclCommSplit in a group with other calls is not supported by the emulated card");
     size_t charged = comm->charged;
-    comm->charged = 1; /* no buffers for this */
+    comm->charged = 1; /* the exchange takes no device memory */
     if (!result) result = add((Call){ALL_GATHER, comm, (char *)own, (char *)all, 2, INT32, 0, 0, 0, 0, 0});
     comm->charged = charged;
     depth = outer;
@@ -537,7 +537,7 @@ Result ncclCommShrink(Comm *comm, int *excluded, int n, Comm **made, void *confi
     return make_communicator(made, &id, comm->size - n, rank);
 }
 Result ncclCommFinalize(Comm *comm) { (void)comm; return SUCCESS; }
-Result ncclCommAbort(Comm *comm) { /* a call that waits in another thread ends with an error first */
+Result ncclCommAbort(Comm *comm) { /* calls that wait in other threads return with an error first */
     if (!comm) return SUCCESS;
     STORE(comm->aborted, 1);
     for (int i = 0; i < 5000 && LOAD(comm->busy); i++) usleep(1000);
@@ -555,7 +555,7 @@ Result ncclCommMemStats(const Comm *comm, int which, uint64_t *value) { (void)wh
 Result ncclCommSuspend(Comm *comm, int flags) { (void)comm; (void)flags; return SUCCESS; }
 Result ncclCommResume(Comm *comm) { (void)comm; return SUCCESS; }
 
-/* ---- memory: nothing to register, since copies are made by the host */
+/* ---- memory: nothing to register, because the host makes the copies */
 Result ncclCommRegister(const Comm *comm, void *buffer, size_t bytes, void **handle) { (void)comm; (void)bytes; *handle = buffer; return SUCCESS; }
 Result ncclCommDeregister(const Comm *comm, void *handle) { (void)comm; (void)handle; return SUCCESS; }
 Result ncclCommWindowRegister(Comm *comm, void *buffer, size_t bytes, void **window, int flags) { (void)comm; (void)bytes; (void)flags; *window = buffer; return SUCCESS; }

@@ -1,5 +1,5 @@
-/* NVML: what torch's out-of-memory message, torch.cuda.utilization, nvidia-ml-py and monitors ask for. It sees all cards of the session,
- * whatever CUDA_VISIBLE_DEVICES says. */
+/* NVML: the functions that torch's out-of-memory message, torch.cuda.utilization, nvidia-ml-py and monitoring tools call. As in NVML, all cards
+ * of the session are visible, independent of CUDA_VISIBLE_DEVICES. */
 #include "cuda_api.h"
 #include "device.h"
 #include <stdio.h>
@@ -39,7 +39,7 @@ int nvmlSystemGetNVMLVersion(char *to, unsigned length) { return text(to, length
 int nvmlSystemGetCudaDriverVersion(int *version) { *version = CUDA_VERSION; return SUCCESS; }
 int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = CUDA_VERSION; return SUCCESS; }
 
-/* ---- which cards there are */
+/* ---- devices */
 int nvmlDeviceGetCount_v2(unsigned *n) { *n = (unsigned)physical_count(); return SUCCESS; }
 int nvmlDeviceGetCount(unsigned *n) { return nvmlDeviceGetCount_v2(n); }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
@@ -116,7 +116,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned *n, Process *list)
 static int none(unsigned *n) { *n = 0; return SUCCESS; }
 int nvmlDeviceGetGraphicsRunningProcesses_v3(void *d, unsigned *n, Process *list) { (void)d; (void)list; return none(n); }
 
-/* ---- how they do: an idle card, since no kernel runs */
+/* ---- load, power and clocks: those of an idle card, because no kernel runs */
 int nvmlDeviceGetUtilizationRates(void *device, Rates *r) { (void)device; *r = (Rates){0, 0}; return SUCCESS; }
 int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) { (void)device; *milliwatts = (unsigned)card()->watts * 1000 / 8; return SUCCESS; }
 int nvmlDeviceGetPowerManagementLimit(void *device, unsigned *milliwatts) { (void)device; *milliwatts = (unsigned)card()->watts * 1000; return SUCCESS; }

@@ -61,7 +61,7 @@ cudaError_t cudaGetDeviceFlags(unsigned *flags) { *flags = 0; OK; }
 cudaError_t cudaInitDevice(int device, unsigned device_flags, unsigned flags) { (void)device_flags; (void)flags; return use_device(device); }
 cudaError_t cudaDeviceReset(void) { OK; }
 cudaError_t cudaDeviceSynchronize(void) { return use_device(current_device()); }
-cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) { /* cards of one machine reach each other unless they are alike PCIe cards: assumed not */
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) { /* depends on the machine (NVLink, PCIe switches); assumed: no */
     cudaError_t error = check_device(device) ? check_device(device) : check_device(peer);
     *can = 0;
     return error;
@@ -126,7 +126,7 @@ static void describe(struct cudaDeviceProp *p, int device) {
     p->maxBlocksPerMultiProcessor = c->sm_blocks;
     p->reservedSharedMemPerBlock = c->reserved_shared;
 }
-cudaError_t cudaGetDeviceProperties_v2(struct cudaDeviceProp *p, int device) { /* its name in CUDA 12 */
+cudaError_t cudaGetDeviceProperties_v2(struct cudaDeviceProp *p, int device) { /* the symbol's name in CUDA 12 */
     cudaError_t error = check_device(device);
     if (!error) describe(p, device);
     return error;
@@ -151,8 +151,8 @@ cudaError_t cudaDeviceGetAttribute(int *value, int attribute, int device) {
     IS(106, maxBlocksPerMultiProcessor) IS(111, reservedSharedMemPerBlock) IS(115, memoryPoolsSupported) IS(120, clusterLaunch)
     IS(129, unifiedFunctionPointers)
 #undef IS
-    case 13: *value = 1500000; break;                 /* clock in kHz: an assumption, no time depends on it */
-    case 36: *value = 7000000; break;                 /* memory clock in kHz, likewise */
+    case 13: *value = 1500000; break;                 /* clock in kHz: assumed; no time depends on it */
+    case 36: *value = 7000000; break;                 /* memory clock in kHz: assumed */
     case 102: *value = 1; break;                      /* virtual memory management: expandable segments */
     case 134: *value = -1; break;                     /* no NUMA node */
     default: *value = 0; trace("device attribute %d: 0", attribute);
@@ -160,7 +160,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, int attribute, int device) {
     OK;
 }
 
-/* ---- memory of the host that the card knows: pinned, registered and managed */
+/* ---- memory of the host that CUDA tracks: pinned, registered and managed */
 typedef struct { char *start; size_t bytes; enum cudaMemoryType type; int registered; } HostRange;
 static HostRange *ranges;
 static size_t range_count, range_room;
@@ -175,19 +175,19 @@ static void add_range(void *start, size_t bytes, enum cudaMemoryType type, int r
     ranges[range_count++] = (HostRange){start, bytes, type, registered};
     pthread_mutex_unlock(&range_lock);
 }
-static int find_range(const void *pointer, HostRange *found, int remove) {
-    int answer = -1;
+static int find_range(const void *pointer, HostRange *range, int remove) {
+    int status = -1;
     pthread_mutex_lock(&range_lock);
     for (size_t i = 0; i < range_count; i++)
         if ((char *)pointer >= ranges[i].start && (char *)pointer < ranges[i].start + ranges[i].bytes) {
             if (remove && ranges[i].start != pointer) continue;
-            *found = ranges[i];
+            *range = ranges[i];
             if (remove) ranges[i] = ranges[--range_count];
-            answer = 0;
+            status = 0;
             break;
         }
     pthread_mutex_unlock(&range_lock);
-    return answer;
+    return status;
 }
 static cudaError_t host_alloc(void **pointer, size_t bytes, enum cudaMemoryType type) {
     cudaError_t error = use_device(current_device());
@@ -293,7 +293,7 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
     return cudaMemcpy2D(to, to_pitch, from, from_pitch, width, height, kind);
 }
 cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *from, size_t bytes, size_t offset, int kind) {
-    (void)symbol; (void)from; (void)bytes; (void)offset; (void)kind; /* variables of kernels, which do not run */
+    (void)symbol; (void)from; (void)bytes; (void)offset; (void)kind; /* only kernels read these variables */
     OK;
 }
 cudaError_t cudaMemcpyToSymbolAsync(const void *symbol, const void *from, size_t bytes, size_t offset, int kind, cudaStream_t stream) {
@@ -303,11 +303,11 @@ cudaError_t cudaMemcpyToSymbolAsync(const void *symbol, const void *from, size_t
 cudaError_t cudaGetSymbolAddress(void **address, const void *symbol) { *address = (void *)symbol; OK; }
 cudaError_t cudaMemset(void *to, int value, size_t bytes) { fill(to, value, bytes); OK; }
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) { (void)stream; fill(to, value, bytes); OK; }
-/* The arguments differ between CUDA 12 and 13; none matters. */
+/* The other arguments differ between CUDA 12 and 13; none is used. */
 cudaError_t cudaMemPrefetchAsync(const void *p, size_t bytes) { (void)p; (void)bytes; OK; }
 cudaError_t cudaMemAdvise(const void *p, size_t bytes) { (void)p; (void)bytes; OK; }
 
-/* ---- memory pools: one for each device; freed memory goes back at once */
+/* ---- memory pools: one for each device; freed memory is returned to the card at once */
 static int pool_device(cudaMemPool_t pool) { return (int)(uintptr_t)pool - 16; }
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int device) { *pool = (cudaMemPool_t)(uintptr_t)(16 + device); return check_device(device); }
 cudaError_t cudaDeviceGetMemPool(cudaMemPool_t *pool, int device) { return cudaDeviceGetDefaultMemPool(pool, device); }
@@ -388,7 +388,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) { 
 }
 cudaError_t cudaEventElapsedTime_v2(float *ms, cudaEvent_t from, cudaEvent_t to) { return cudaEventElapsedTime(ms, from, to); }
 
-/* ---- graphs: never captured, because the calls that a graph would record have no effect to replay */
+/* ---- graphs: not supported, because the calls that a graph would record have no effect to replay */
 cudaError_t cudaStreamIsCapturing(cudaStream_t s, enum cudaStreamCaptureStatus *status) { (void)s; *status = cudaStreamCaptureStatusNone; OK; }
 #if CUDA_MAJOR >= 13
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, enum cudaStreamCaptureStatus *status, unsigned long long *id, cudaGraph_t *graph, const void **nodes,
@@ -425,14 +425,14 @@ cudaError_t cudaStreamBeginCaptureToGraph(cudaStream_t s, cudaGraph_t g, const v
 cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *g) { (void)s; *g = NULL; return no_graphs(); }
 cudaError_t cudaGraphCreate(cudaGraph_t *g, unsigned flags) { (void)flags; *g = NULL; return no_graphs(); }
 
-/* ---- memory of other processes: not shared, each process has its own address space for the card */
+/* ---- memory of other processes: not supported, because each process has its own address space for the card */
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *p) { (void)handle; (void)p; return fail(cudaErrorNotSupported); }
 cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t handle, unsigned flags) { (void)handle; (void)flags; *p = NULL; return fail(cudaErrorNotSupported); }
 cudaError_t cudaIpcCloseMemHandle(void *p) { (void)p; return fail(cudaErrorNotSupported); }
 cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *handle, cudaEvent_t e) { (void)handle; (void)e; return fail(cudaErrorNotSupported); }
 cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *e, cudaIpcEventHandle_t handle) { (void)handle; *e = NULL; return fail(cudaErrorNotSupported); }
 
-/* ---- kernels: launched to no effect */
+/* ---- kernels: launches are checked and have no effect */
 typedef struct { Dim3 grid, block; size_t shared; cudaStream_t stream; } Launch;
 static __thread Launch pushed[16];
 static __thread unsigned depth;
@@ -521,14 +521,14 @@ cudaError_t cudaOccupancyMaxPotentialClusterSize(int *size, const void *function
     OK;
 }
 
-/* ---- the way to the driver: functions of cuda.h, found in this library */
+/* ---- entry points of the driver: functions of cuda.h, looked up in this library */
 cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version, unsigned long long flags, int *status) {
     char versioned[128];
     (void)version; (void)flags;
     snprintf(versioned, sizeof versioned, "%s_v2", symbol);
     *function = dlsym(RTLD_DEFAULT, versioned);
     if (!*function) *function = dlsym(RTLD_DEFAULT, symbol);
-    if (status) *status = *function ? 0 : 1; /* found; symbol not found */
+    if (status) *status = *function ? 0 : 1; /* 1: symbol not found */
     if (!*function) trace("no driver function %s", symbol);
     OK;
 }

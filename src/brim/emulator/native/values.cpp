@@ -1,9 +1,9 @@
 // Results computed on the host. Kernels of the emulated card do nothing, so every result reads as zeros. The card's memory is memory of this process:
-// after the real operator has run, and allocated what it allocates, the same operator of the CPU writes its results into the same memory.
+// after the real operator has run and allocated its results, the CPU's version of the operator writes its results into the same memory.
 //
-// By default this is done for operators that steer the program: small integer and boolean tensors, and a few floats (a loss, a scale).
-// With BRIM_CARD_COMPUTE=1 it is done for every operator and type, so that losses and gradients are real. Half precision is computed in
-// float and rounded once, as the card does it.
+// By default this is done for operators that control the program: small integer and boolean tensors, and a few floats (a loss, a scale).
+// With BRIM_CARD_COMPUTE=1 it is done for all operators and types, so that losses and gradients are real. Half precision is computed in
+// float and rounded once, as on a real card.
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -28,13 +28,13 @@ class AcceleratorError;  // of newer versions of torch
 namespace {
 
 constexpr int64_t STEERING_INTEGERS = 1 << 22;  // by default: most elements of an integer tensor
-constexpr int64_t STEERING_BOOLEANS = 1 << 26;  // by default: most elements of a boolean tensor, which may say something of a float one: isfinite(x).all()
+constexpr int64_t STEERING_BOOLEANS = 1 << 26;  // by default: most elements of a boolean tensor, which may be a test of a large float tensor: isfinite(x).all()
 constexpr int64_t STEERING_FLOATS = 256;        // by default: most elements of a float tensor
-constexpr int64_t STEERING_MASKS = 1 << 20;     // by default: most elements of a float tensor that is filled, becomes an integer one, or is drawn and compared
-constexpr size_t COPIED_BYTES = 8 << 20;        // by default: largest copy onto the card that is made (device.c)
+constexpr int64_t STEERING_MASKS = 1 << 20;     // by default: most elements of a float tensor that becomes a mask: filled, converted to integers, or drawn and compared
+constexpr size_t COPIED_BYTES = 8 << 20;        // by default: largest copy onto the card that is made (COPY_LIMIT in device.c)
 constexpr size_t COMPUTED_BYTES = 512 << 20;    // with BRIM_CARD_COMPUTE: largest tensor
 
-// Computed by default. Names are without overload and trailing underscore.
+// Operators that are computed by default. Names are without overload and trailing underscore.
 const std::set<std::string> STEERING = {
     "__lshift__", "__rshift__", "_amp_update_scale", "_cummax_helper", "_cummin_helper", "_foreach_add", "_foreach_div", "_foreach_mul", "_foreach_sub",
     "_index_put_impl", "abs", "add", "all", "amax", "amin", "aminmax", "any", "arange", "argmax", "argmin", "bernoulli", "bitwise_and",
@@ -46,18 +46,18 @@ const std::set<std::string> STEERING = {
     "reciprocal", "remainder", "roll", "round", "rsub", "scatter", "scatter_add", "scatter_reduce", "searchsorted", "sgn", "sign", "sort", "sqrt",
     "sub", "sum", "take", "topk", "tril", "tril_indices", "triu", "triu_indices", "trunc", "uniform", "where", "zero"};
 
-// The shape of the result, or a Python value, depends on values: the host's result is the only one.
+// The shape of the result, or a Python value, depends on the values of the arguments: the operator runs on the host instead.
 const std::set<std::string> DATA_DEPENDENT = {"_unique", "_unique2", "bincount", "equal", "masked_select", "nonzero",
                                               "repeat_interleave", "unique_consecutive", "unique_dim", "unique_dim_consecutive"};
 
-// Floats with known values, and what makes them, are computed up to STEERING_MASKS elements: torch.rand(n) > p is a mask. Names without overload.
+// Computed up to STEERING_MASKS floats if their values are known, because they make masks: torch.rand(n) > p. Names are without overload.
 const std::set<std::string> MASK_MAKING = {"bernoulli", "bernoulli_", "eq", "fill_", "ge", "gt", "le", "lt", "masked_fill", "masked_fill_", "ne", "uniform_"};
 const std::set<std::string> COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge"};
 
-// Write every element of their first argument.
+// Operators that write every element of their first argument.
 const std::set<std::string> OVERWRITING = {"bernoulli_", "copy_", "exponential_", "fill_", "normal_", "random_", "uniform_", "zero_"};
 
-// Their integer arguments are indices, which a kernel of the card checks with an assertion: the names of the table and of the indices.
+// Operators with indices, which a kernel of a real card checks with an assertion: the names of their arguments for table and indices.
 // Names are without overload and trailing underscore.
 struct Indexing {
   const char *table, *indices;
@@ -69,27 +69,27 @@ const std::map<std::string, Indexing> INDEXING = {
     {"scatter_reduce", {"self", "index"}}, {"nll_loss_forward", {"self", "target"}}, {"nll_loss2d_forward", {"self", "target"}},
     {"_embedding_bag", {"weight", "indices"}}, {"_embedding_bag_forward_only", {"weight", "indices"}}};
 
-// Composite operators that run kernels of their own; all others call operators that are computed.
+// Composite operators that run their own kernels; all others call operators that are computed.
 const std::set<std::string> COMPOSITE = {"convolution", "copy_"};
 
-// Nothing to compute: allocation, aliases, checks.
+// Operators without values to compute: allocation, aliases, checks.
 const std::set<std::string> NO_VALUES = {
     "_assert_async", "_cudnn_init_dropout_state", "_efficientzerotensor", "_fused_sdp_choice", "_local_scalar_dense", "_pin_memory",
     "_resize_output_", "_use_cudnn_ctc_loss", "_use_miopen_ctc_loss", "empty", "empty_strided", "is_pinned", "is_set_to", "record_stream",
     "resize_", "set_"};
 
-// Half precision stays: they move values, or the result depends on the type.
+// Not widened from half precision: they move values, or the result depends on the type.
 const std::set<std::string> EXACT_TYPE = {"_chunk_cat", "_foreach_copy_", "cat", "copy_", "fill_", "flip", "gather", "index", "index_select",
                                           "nan_to_num", "nan_to_num_", "nextafter", "random_", "roll", "split_with_sizes_copy", "uniform_", "zero_"};
 
-// May put infinities into finite values on purpose.
+// Operators that may put infinities into finite values on purpose.
 const std::set<std::string> NON_FINITE = {"cat", "copy", "fill", "index", "masked_fill", "where"};
 
 struct Operator {
   c10::SafeKernelFunction original;
   std::string name;  // without namespace and overload
   host::Decomposition decomposition;
-  std::optional<c10::OperatorHandle> functional;  // for an out= variant without kernel for the CPU: the one that returns its result
+  std::optional<c10::OperatorHandle> functional;  // for an out= variant without a kernel for the CPU: the variant that returns its result
   bool on_host, random, data_dependent, widened, non_finite;
   const Indexing* indexing;  // null for most
 };
@@ -104,9 +104,9 @@ std::unordered_map<c10::OperatorName, Operator>& operators() {
   return table;
 }
 
-// ---- what was not computed
+// ---- operators that were not computed
 std::mutex uncomputed_lock;
-std::map<std::string, std::string>& uncomputed() {  // name -> reason, of the first time
+std::map<std::string, std::string>& uncomputed() {  // name -> reason at the first occurrence
   static std::map<std::string, std::string> names;
   return names;
 }
@@ -170,11 +170,11 @@ bool are_accepted(const std::vector<c10::IValue>& values, int64_t most_floats = 
   return answer;
 }
 
-// ---- where values come from: those of a real run, or what is left where an operator was not computed. Kept by storage, until its memory is
-// allocated again. Operators that are not wrapped leave no mark: their floats count as not computed, their integers may be either.
+// ---- the origin of values: computed as in a real run, or not. It is kept by storage, until the memory is allocated again. The results of
+// operators that are not wrapped have no entry: floats count as NOT_COMPUTED, integers as EITHER.
 enum class Origin { FROM_HOST, COMPUTED, EITHER, NOT_COMPUTED };  // from best to worst; FROM_HOST: copied to the card and not changed since
 std::mutex origins_lock;
-std::atomic<bool> tracked{false};  // whether allocations are seen
+std::atomic<bool> tracked{false};  // whether allocations are reported (brim_card_clean)
 std::unordered_map<const void*, Origin>& origins() {
   static std::unordered_map<const void*, Origin> table;
   return table;
@@ -188,8 +188,8 @@ Origin origin_of(const at::Tensor& t) {
   if (!t.defined() || !t.numel() || !t.is_cuda()) return Origin::COMPUTED;
   if (!tracked) return Origin::EITHER;
   std::lock_guard<std::mutex> hold(origins_lock);
-  auto found = origins().find(storage_of(t));
-  return found == origins().end() ? unmarked(t) : found->second;
+  auto entry = origins().find(storage_of(t));
+  return entry == origins().end() ? unmarked(t) : entry->second;
 }
 
 void set_origin(const at::Tensor& t, Origin origin) {
@@ -202,7 +202,7 @@ void set_origin(const at::Tensor& t, Origin origin) {
 
 bool is_whole(const at::Tensor& t) { return t.has_storage() && t.is_non_overlapping_and_dense() && t.nbytes() == t.storage().nbytes(); }
 
-// The worst of the arguments, without those that are overwritten.
+// The worst origin of the arguments, without those that are overwritten.
 Origin origin_of(const Operator& entry, const c10::FunctionSchema& schema, const std::vector<c10::IValue>& arguments) {
   Origin worst = Origin::COMPUTED;
   for (size_t i = 0; i < arguments.size(); i++) {
@@ -212,8 +212,8 @@ Origin origin_of(const Operator& entry, const c10::FunctionSchema& schema, const
   return worst;
 }
 
-// isfinite(x) is x == x and |x| != infinity: the answer for zeros is that for all numbers.
-bool asks_for_numbers(const Operator& entry, const std::vector<c10::IValue>& arguments) {
+// Tests for NaN and infinity have the same result for zeros as for all finite numbers. isfinite(x) runs as x == x and |x| != infinity.
+bool tests_finiteness(const Operator& entry, const std::vector<c10::IValue>& arguments) {
   if (entry.name == "isnan" || entry.name == "isinf" || entry.name == "isfinite") return true;
   if (!COMPARISONS.count(entry.name) || !arguments[0].isTensor()) return false;
   if (arguments[1].isScalar()) return !std::isfinite(arguments[1].toScalar().toDouble());
@@ -223,9 +223,9 @@ bool asks_for_numbers(const Operator& entry, const std::vector<c10::IValue>& arg
   return a.is_same(b) || (a.data_ptr() == b.data_ptr() && a.sizes() == b.sizes() && a.strides() == b.strides());
 }
 
-// An operator that was not computed by the host may have done its work all the same: copies and zeros of whole tensors are made by the card.
+// The origin after an operator that was not computed on the host. The card itself copies and zeroes whole tensors.
 Origin origin_without_host(const Operator& entry, const std::vector<c10::IValue>& arguments, Origin origin) {
-  if (entry.name == "topk" || asks_for_numbers(entry, arguments)) return Origin::EITHER;  // topk: spread_choices
+  if (entry.name == "topk" || tests_finiteness(entry, arguments)) return Origin::EITHER;  // topk: spread_choices
   if (entry.name != "zero_" && entry.name != "copy_") return Origin::NOT_COMPUTED;
   const at::Tensor& target = arguments[0].toTensor();
   if (!target.is_contiguous()) return Origin::NOT_COMPUTED;
@@ -236,7 +236,7 @@ Origin origin_without_host(const Operator& entry, const std::vector<c10::IValue>
   return is_copied ? origin : Origin::NOT_COMPUTED;
 }
 
-// Of the results of an operator. A copy of a whole tensor has the origin of its source.
+// The origin of an operator's results. A copy of a whole tensor has the origin of its source.
 Origin origin_of_results(const Operator& entry, const std::vector<c10::IValue>& arguments, Origin origin) {
   if (entry.name != "copy_" || !is_whole(arguments[0].toTensor())) return std::max(origin, Origin::COMPUTED);
   bool from_host = !arguments[1].toTensor().is_cuda() && origin == Origin::COMPUTED;
@@ -326,15 +326,16 @@ class HostArguments {
   std::vector<std::pair<at::Tensor, at::Tensor>> rounded_;
 };
 
-// Operators on the host are plain ones: no autograd, autocast or Python modes of the program.
+// Operators on the host run without autograd, autocast and Python modes of the program.
 struct PlainDispatch {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
   c10::impl::ExcludeDispatchKeyGuard no_python{c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})};
 };
 
-// ---- indices out of range: an assertion inside a kernel, on a real card. Checked are indices as the program copied them to the card (token ids,
-// labels), and only whether they are too large: values that were computed here, or that passed through the host, may not be those of a real run.
+// ---- indices out of range: on a real card, a kernel fails with an assertion. Only indices that the program copied to the card (token ids, labels)
+// are checked, and only whether they are too large: values that were computed here, even if they then passed through the host, may
+// differ from those of a real run.
 template <typename Error>
 [[noreturn]] void device_assert(const std::string& text) {
   constexpr int32_t cudaErrorAssert = 710;
@@ -363,7 +364,7 @@ void check_indices(const c10::OperatorHandle& op, const Operator& entry, const s
   if (!schema.argumentIndexWithName(entry.indexing->table) || !schema.argumentIndexWithName(entry.indexing->indices)) return;
   const at::Tensor table = named(entry.indexing->table).toTensor();
   const c10::IValue indices = named(entry.indexing->indices);
-  if (!indices.isTensor()) {  // one for each dimension, or none; a mask stands for as many as it has
+  if (!indices.isTensor()) {  // a list of one index per dimension, some undefined; a mask covers as many dimensions as it has
     int64_t dimension = 0;
     for (const c10::IValue& value : indices.toListRef()) {
       const at::Tensor index = value.isTensor() ? value.toTensor() : at::Tensor();
@@ -405,7 +406,7 @@ void copy_result(const c10::IValue& target, const c10::IValue& source) {
   }
   if (!target.isTensor() || !source.isTensor()) return;
   const at::Tensor &to = target.toTensor(), &from = source.toTensor();
-  if (!to.defined() || !from.defined() || !to.is_cuda() || !to.numel() || !from.numel()) return;  // statistics that one of the two does without
+  if (!to.defined() || !from.defined() || !to.is_cuda() || !to.numel() || !from.numel()) return;  // statistics that only one of the two computes
   TORCH_CHECK(to.sizes() == from.sizes(), "the host's result has the shape ", from.sizes(), ", the card's ", to.sizes());
   same_memory(to).copy_(from);
 }
@@ -434,7 +435,7 @@ void run_on_host(const c10::OperatorHandle& op, const Operator& entry, const std
   }
 }
 
-// ---- by default, values that were never computed are zeros: 0/0 must not look like a diverged loss
+// ---- by default, values that were not computed are zeros: the NaN of 0/0 must not look like a diverged loss
 bool are_finite(const std::vector<c10::IValue>& values) {
   bool answer = true;
   for (const auto& value : values)
@@ -461,7 +462,7 @@ void spread_choices(const std::vector<c10::IValue>& arguments, const std::vector
   rows.copy_(at::arange(indices.numel()).remainder_(input.size(dimension)).view(rows.sizes()));
 }
 
-// A comparison of floats that are not computed: they read as zeros, so the answer is that for zeros. isfinite(x) is x == x and |x| != infinity.
+// The result of a comparison of floats that are not computed: that of zeros. isfinite(x) runs as x == x and |x| != infinity.
 void compare_zeros(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments, const std::vector<c10::IValue>& results) {
   if (!COMPARISONS.count(operators().at(op.operator_name()).name) || results.size() != 1 || !results[0].isTensor()) return;
   const at::Tensor& result = results[0].toTensor();
@@ -480,7 +481,9 @@ void compare_zeros(const c10::OperatorHandle& op, const std::vector<c10::IValue>
 }
 
 // ---- the wrappers
-thread_local int nested = 0;  // inside the card's own operator: its results will be computed, so what it calls is not, except what it may check
+// Greater than 0 inside the card's own operator. Its results are computed afterwards, so operators that it calls are computed only if their results
+// are integers or booleans, which it may read.
+thread_local int nested = 0;
 struct Nested {
   Nested() { nested++; }
   ~Nested() { nested--; }
@@ -527,8 +530,8 @@ void repeat_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
       replace_non_finite(results);
       if (schema.is_mutable()) replace_non_finite(arguments);
     }
-    bool says_nothing = origin == Origin::NOT_COMPUTED && (entry.name == "topk" || asks_for_numbers(entry, arguments));
-    mark(schema, arguments, results, origin_of_results(entry, arguments, says_nothing ? Origin::EITHER : origin));
+    bool is_plausible = origin == Origin::NOT_COMPUTED && (entry.name == "topk" || tests_finiteness(entry, arguments));
+    mark(schema, arguments, results, origin_of_results(entry, arguments, is_plausible ? Origin::EITHER : origin));
   } catch (const std::exception& error) {
     not_computed(op, error.what());
     mark(schema, arguments, results, Origin::NOT_COMPUTED);
@@ -541,10 +544,10 @@ void answer_from_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, t
   c10::Device device = c10::kCPU;
   each_tensor(arguments, [&](const at::Tensor& t) { if (t.defined() && t.is_cuda()) device = t.device(); });
   Origin origin = origin_of(entry, op.schema(), arguments);
-  const c10::IValue& decides = arguments[entry.name == "masked_select" ? 1 : 0];  // on the shape
-  Origin shape = decides.isTensor() ? origin_of(decides.toTensor()) : origin;
+  const c10::IValue& selector = arguments[entry.name == "masked_select" ? 1 : 0];  // determines the shape of the result
+  Origin shape = selector.isTensor() ? origin_of(selector.toTensor()) : origin;
   bool accepted = are_accepted(arguments, origin <= Origin::COMPUTED ? STEERING_MASKS : STEERING_FLOATS);
-  bool known = decides.isTensor() ? is_accepted(decides.toTensor(), origin <= Origin::COMPUTED ? STEERING_MASKS : STEERING_FLOATS) : accepted;
+  bool known = selector.isTensor() ? is_accepted(selector.toTensor(), origin <= Origin::COMPUTED ? STEERING_MASKS : STEERING_FLOATS) : accepted;
   if (!known || shape == Origin::NOT_COMPUTED) shape_not_computed(entry.name);
   if (!accepted) return entry.original.callBoxed(op, keys, stack);
   torch::jit::Stack host;
@@ -562,7 +565,7 @@ void answer_from_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, t
   each_tensor(torch::jit::last(*stack, op.schema().returns().size()).vec(), [&](const at::Tensor& t) { set_origin(t, std::max(origin, Origin::COMPUTED)); });
 }
 
-// Operators of which only the indices are of interest.
+// Operators that are not computed, but whose indices are checked.
 void check_and_run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const Operator& entry = operators().at(op.operator_name());
   if (!nested) check_indices(op, entry, torch::jit::last(*stack, op.schema().arguments().size()).vec());
@@ -611,8 +614,8 @@ void install(const c10::OperatorName& name) {
   if (!op->hasKernelForDispatchKey(c10::DispatchKey::CUDA) && !COMPOSITE.count(base)) return;
   const auto& schema = op->schema();
   if (is_alias(schema) || (data_dependent && schema.is_mutable())) return;
-  auto found = host::decompositions().find(full);
-  host::Decomposition decomposition = found == host::decompositions().end() ? nullptr : found->second;
+  auto entry = host::decompositions().find(full);
+  host::Decomposition decomposition = entry == host::decompositions().end() ? nullptr : entry->second;
   bool on_host = decomposition || op->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
   std::optional<c10::OperatorHandle> functional;
   if (!on_host && name.overload_name == "out") functional = c10::Dispatcher::singleton().findSchema({name.name, ""});
@@ -626,8 +629,8 @@ void install(const c10::OperatorName& name) {
   else library(space).impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&repeat_on_host>());
 }
 
-// New blocks read as zeros, as if each came fresh from the card: no result is what another tensor left behind.
-template <typename Entry>  // torch has moved it between namespaces
+// New blocks read as zeros, as if they came from cudaMalloc: a result never contains the data of a freed tensor.
+template <typename Entry>  // the type, because torch has moved it between namespaces
 void clean(const Entry& entry) {
   if (entry.action_ != Entry::ALLOC) return;
   {
@@ -636,7 +639,7 @@ void clean(const Entry& entry) {
   }
   char* start = reinterpret_cast<char*>(entry.addr_);
   size_t page = 4096, head = (page - entry.addr_ % page) % page;
-  size_t rewritten = computing() ? 32 << 20 : 4 * page;  // computed results touch their pages anyway
+  size_t rewritten = computing() ? 32 << 20 : 4 * page;  // computed results write their pages anyway
   if (entry.size_ < rewritten) { memset(start, 0, entry.size_); return; }
   size_t body = (entry.size_ - head) / page * page;
   memset(start, 0, head);
@@ -646,20 +649,20 @@ void clean(const Entry& entry) {
 
 }  // namespace
 
-// Wraps the operators of a namespace: that of a package once it is imported. Returns how many are wrapped in all.
+// Wraps the operators of a namespace, such as that of a package after its import. Returns the number of all wrapped operators.
 extern "C" size_t brim_card_values_of(const char* space) {
   Silent silent;
-  c10::WarningUtils::WarningHandlerGuard quiet(&silent);  // torch warns of kernels that are replaced
+  c10::WarningUtils::WarningHandlerGuard quiet(&silent);  // torch warns when kernels are replaced
   std::string prefix = std::string(space) + "::";
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames())
     if (name.name.rfind(prefix, 0) == 0) install(name);
   return operators().size();
 }
 
-// At `import torch`.
+// Called at `import torch`.
 extern "C" size_t brim_card_values() { return brim_card_values_of("aten"); }
 
-// Once CUDA is initialised. The cudaMallocAsync backend has no trackers, and needs none: each of its blocks comes fresh from the card.
+// Called when CUDA is initialised. The cudaMallocAsync backend has no trackers and needs none: its blocks come from the card and read as zeros.
 extern "C" void brim_card_clean() {
   try {
     c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker([](const auto& entry) { clean(entry); });
@@ -668,13 +671,13 @@ extern "C" void brim_card_clean() {
   }
 }
 
-// Returns the bytes of the whole text.
+// Copies a text to a buffer and returns the length of the whole text.
 static size_t answer(const std::string& text, char* buffer, size_t room) {
   if (room) snprintf(buffer, room, "%s", text.c_str());
   return text.size();
 }
 
-// Operators whose float results were not computed, one on each line: name, tab, reason.
+// Operators whose float results were not computed, one per line: name, tab, reason.
 extern "C" size_t brim_card_uncomputed(char* buffer, size_t room) {
   std::lock_guard<std::mutex> hold(uncomputed_lock);
   std::string text;
@@ -682,7 +685,7 @@ extern "C" size_t brim_card_uncomputed(char* buffer, size_t room) {
   return answer(text, buffer, room);
 }
 
-// Operators whose results have a shape that depends on values that were not computed, one on each line.
+// Operators whose results have a shape that depends on values that were not computed, one per line.
 extern "C" size_t brim_card_uncomputed_shapes(char* buffer, size_t room) {
   std::lock_guard<std::mutex> hold(shapes_lock);
   std::string text;

@@ -1,4 +1,4 @@
-"""Python imports this at startup, because `brim emulate` puts this folder first on PYTHONPATH. It starts the agent, then runs the
+"""Python imports this module at startup, because `brim emulate` puts this folder first on PYTHONPATH. It starts the agent, then runs the
 sitecustomize that Python would have imported without brim.
 """
 
@@ -14,7 +14,7 @@ import sys
 
 
 def _start_agent(folder: str) -> None:
-    """Load the agent by its path, so that the interpreter needs no brim of its own."""
+    """Load the agent by its path, because brim may not be installed for this interpreter."""
     spec = importlib.util.spec_from_file_location(
         "_brim_agent", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
     )
@@ -27,8 +27,8 @@ def _start_agent(folder: str) -> None:
 
 
 def _run_next_sitecustomize(here: str) -> None:
-    """Import the sitecustomize behind ours on the path, in our place in `sys.modules`. Our folder stays on the path: it also holds
-    `brim_card`.
+    """Import the next sitecustomize on the path in place of this one in `sys.modules`. This folder stays on the path, because it also
+    contains `brim_card`.
     """
     remaining = [entry for entry in sys.path if os.path.abspath(entry) != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", remaining)
@@ -43,7 +43,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 if os.environ.get("BRIM_EMULATE_SESSION"):
     try:
         _start_agent(os.path.join(os.path.dirname(_HERE), "agent"))
-    except Exception as error:  # noqa: BLE001 (Python would print it and continue without protecting the user's files)
+    except Exception as error:  # noqa: BLE001 (Python would print the error and continue without protecting the user's files)
         sys.stderr.write(f"brim emulate: failed to start the agent: {type(error).__name__}: {error}\n")
         sys.stderr.flush()
         os._exit(1)

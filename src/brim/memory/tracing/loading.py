@@ -1,10 +1,10 @@
-"""How a model is loaded onto the card. Loading leaves gaps in the allocator's segments, which training then uses.
+"""Records how a model is loaded onto the card. Loading leaves gaps in the allocator's segments, which training then uses.
 
 A plain model is moved with `.to(device)`, children before their parents, parameters before buffers. For a quantised base,
-`from_pretrained(quantization_config=...)` (transformers 5) first allocates and frees as much as the whole base will need
-(modeling_utils.py, `caching_allocator_warmup`): one large segment. Then it copies weight by weight, in the order of their names, and
-quantises each at once. `prepare_model_for_kbit_training` replaces tensors that are not quantised by float32 copies and empties the cache.
-peft then adds its adapters: first all in the dtype of their layers, then float32 copies that replace them.
+`from_pretrained(quantization_config=...)` (transformers 5) first allocates and frees the memory of the whole base as one large segment
+(modeling_utils.py, `caching_allocator_warmup`). Then it copies the weights in the order of their names and quantises each after its copy.
+`prepare_model_for_kbit_training` replaces tensors that are not quantised by float32 copies and empties the cache. peft then adds its
+adapters: first all in the dtype of their layers, then float32 copies that replace them.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Visit = Callable[[torch.Tensor], None]
 
 
 def load_on_card(tracer: Tracer, model: nn.Module, go: Visit, adopt: Visit) -> None:
-    """Record the birth of every parameter and buffer; `go` enters a tensor's place, `adopt` counts a parameter."""
+    """Record the birth of every parameter and buffer. `go` sets the current place to that of a tensor, `adopt` records a parameter."""
     if has_quantized(model):
         _load_quantized(tracer, model, go, adopt)
     adapters = {id(parameter) for name, parameter in model.named_parameters() if "lora_" in name}
-    for tensor in _in_order_of_moving(model):
+    for tensor in _in_move_order(model):
         if id(tensor) in adapters:
             continue
         go(tensor)
@@ -53,9 +53,9 @@ def load_on_card(tracer: Tracer, model: nn.Module, go: Visit, adopt: Visit) -> N
     _load_adapters(tracer, model, go, adopt)
 
 
-def _in_order_of_moving(module: nn.Module) -> Iterator[torch.Tensor]:
+def _in_move_order(module: nn.Module) -> Iterator[torch.Tensor]:
     for child in module.children():
-        yield from _in_order_of_moving(child)
+        yield from _in_move_order(child)
     yield from module.parameters(recurse=False)
     yield from module.buffers(recurse=False)
 
@@ -85,14 +85,14 @@ def _load_quantized(tracer: Tracer, model: nn.Module, go: Visit, adopt: Visit) -
     modules = {id(parameter): module for module in model.modules() for parameter in module.parameters(recurse=False)}
     layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
     bits, loaded = layers[0].bits, layers[0].dtype
-    named = [(_plain(name), parameter) for name, parameter in model.named_parameters() if "lora_" not in name]
+    named = [(_checkpoint_name(name), parameter) for name, parameter in model.named_parameters() if "lora_" not in name]
     base: Any = model
-    tied = set(getattr(base, "all_tied_weights_keys", ()))  # the warm-up does not count these, even if the file has them
+    tied = set(getattr(base, "all_tied_weights_keys", ()))  # the warm-up skips these, even if the checkpoint contains them
     kept = kept_in_float32(base, loaded)
     tracer.transient((1,), scratch_name("warmup", 8 * loaded.itemsize // bits))
     copies: dict[int, list[int]] = {}
     done: set[int] = set()
-    for name, parameter in sorted(named, key=lambda pair: _natural(pair[0])):
+    for name, parameter in sorted(named, key=lambda pair: _natural_order(pair[0])):
         module: Any = modules[id(parameter)]
         if id(parameter) in done:
             continue
@@ -107,19 +107,19 @@ def _load_quantized(tracer: Tracer, model: nn.Module, go: Visit, adopt: Visit) -
             continue
         copies[id(parameter)] = tracer.take((parameter.numel() * loaded.itemsize,), operator)
     for name, parameter in named:
-        if name in tied:  # the file has both: transformers compares them, and does not tie them if they differ
+        if name in tied:  # the checkpoint contains both: transformers compares them, and does not tie them if they differ
             tracer.transient((parameter.numel(),), "aten::eq")
     for parameter in model.parameters():
         if id(parameter) in copies:
             go(parameter)
             adopt(parameter)
             tracer.give(copies[id(parameter)])
-    # `prepare_model_for_kbit_training` empties the cache, whether it has cast anything or not.
+    # `prepare_model_for_kbit_training` empties the cache even if it has not cast any tensor.
     tracer.transient((EMPTY_CACHE_BYTES,), "empty_cache")
 
 
 def _load_weight(tracer: Tracer, layer: QuantizedLinear, adopt: Visit) -> list[torch.Tensor]:
-    """Record a weight of the checkpoint, its quantised tensors and the temporary memory of the quantisation."""
+    """Record a weight of the checkpoint, its quantised tensors and the temporary memory of quantisation."""
     count = layer.in_features * layer.out_features
     tensors: list[torch.Tensor] = [getattr(layer, name) for name in _ORDER[layer.bits]]
     taken = tracer.take((count * layer.dtype.itemsize,), LOADED_WEIGHT)
@@ -130,7 +130,7 @@ def _load_weight(tracer: Tracer, layer: QuantizedLinear, adopt: Visit) -> list[t
         tracer.give(halves)
     else:
         scales = 4 * layer.scales.numel()
-        if layer.is_transposed:  # the weight of a Conv1D is turned around, and bitsandbytes makes it contiguous
+        if layer.is_transposed:  # the weight of a Conv1D is transposed, and bitsandbytes makes it contiguous
             taken = [*tracer.take((count * layer.dtype.itemsize,), "aten::contiguous"), *taken]
         taken = [*tracer.take((scales,), "aten::empty"), *taken]
         for tensor in tensors[:3]:
@@ -143,11 +143,11 @@ def _load_weight(tracer: Tracer, layer: QuantizedLinear, adopt: Visit) -> list[t
     return tensors
 
 
-def _plain(name: str) -> str:
-    """The name of a parameter in the checkpoint, without peft's wrappers."""
+def _checkpoint_name(name: str) -> str:
+    """The name of a parameter in the checkpoint, without the parts that peft adds."""
     return name.replace("base_model.model.", "").replace(".base_layer", "").replace(".original_module", "")
 
 
-def _natural(name: str) -> list[tuple[int, str | int]]:
+def _natural_order(name: str) -> list[tuple[int, str | int]]:
     """Sort key for natural order: layer 10 after layer 9."""
     return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"[.]", name)]

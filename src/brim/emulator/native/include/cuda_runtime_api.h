@@ -1,4 +1,4 @@
-/* Stand-in for the CUDA toolkit's header: as much as torch's c10/cuda headers need, for values.cpp. */
+/* Stand-in for the CUDA toolkit's header: the part that torch's c10/cuda headers need. values.cpp includes it through them. */
 #pragma once
 #include "../cuda_api.h"
 

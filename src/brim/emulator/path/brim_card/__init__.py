@@ -1,4 +1,4 @@
-"""Loaded by `import torch` on an emulated card (entry point `torch.backends`): operators that are computed on the host."""
+"""Loaded by `import torch` on an emulated card (entry point `torch.backends`): registers the operators that are computed on the host."""
 
 # ruff: noqa: PTH110, SLF001 (runs inside `import torch` of the user's program: nothing but the standard library's core)
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 _library: ctypes.CDLL | None = None
 _launched: dict[str, None] = {}
-"""Triton kernels that were launched, with BRIM_CARD_COMPUTE=1."""
+"""Names of the Triton kernels that were launched; recorded with BRIM_CARD_COMPUTE=1 only."""
 
 
 def autoload() -> None:
-    """Register the operators of the library that BRIM_CARD_VALUES names."""
+    """Load the library of BRIM_CARD_VALUES and register its operators."""
     global _library
     path = os.environ.get("BRIM_CARD_VALUES")
     if not path or not os.path.exists(path):
@@ -35,11 +35,11 @@ def autoload() -> None:
     _library.brim_card_values()
     torch.cuda._lazy_call(_library.brim_card_clean)  # type: ignore[no-untyped-call]
     if os.environ.get("BRIM_CARD_COMPUTE") == "1":
-        sys.meta_path.insert(0, _ComputedPackages())
+        sys.meta_path.insert(0, _ImportHook())
 
 
-class _ComputedPackages:
-    """Finds modules of which something must be wrapped after the import."""
+class _ImportHook:
+    """Finds modules that must be patched after their import."""
 
     def __init__(self) -> None:
         self._after_import: dict[str, Callable[[Any], None]] = {
@@ -64,13 +64,13 @@ class _ComputedPackages:
 
 
 def _wrap_operators(namespace: str) -> None:
-    """Compute the operators of a namespace whose last kernels were just registered."""
+    """Compute the operators of a namespace. Called after the import that registers the last kernels of the namespace."""
     if _library is not None:
         _library.brim_card_values_of(namespace.encode())
 
 
 def _note_launches(jit: Any) -> None:
-    """Triton kernels are not run. Those of torch itself implement operators, which are computed."""
+    """Record launches of Triton kernels, which are not run. Those of torch itself implement operators, which are computed."""
     run = jit.JITFunction.run
 
     def noted(self: Any, *given: Any, **options: Any) -> Any:
@@ -87,7 +87,7 @@ def uncomputed() -> list[str]:
 
 
 def uncomputed_reasons() -> dict[str, str]:
-    """Why each of them was not computed: no kernel for the CPU, a tensor above the size limit, or the error of the first attempt."""
+    """The names with the reason: no kernel for the CPU, a tensor above the size limit, or the error of the first attempt."""
     kernels = dict.fromkeys(_launched, "Triton kernels are not run")
     return kernels | dict(line.split("\t", 1) for line in _lines("brim_card_uncomputed"))
 
