@@ -201,7 +201,9 @@ def emulate(
         world_size=max((process["world_size"] for process in ranks), default=1),
         devices=devices,
         shapes=_shapes(ranks),
-        out_of_memory=tuple(_failure(process, failure) for process in ranks for failure in process["failures"]),
+        out_of_memory=tuple(
+            _failure(process, failure) for process in sorted(ranks, key=_ended_by_memory) for failure in process["failures"]
+        ),
         error=next((_error(process) for process in (*ranks, *processes) if process["error"]), None),
         unsupported=unsupported_feature(processes) if verdict == "failed" else None,
         cards=_cards(card, torch, ranks) if verdict == "fits" else (),

@@ -145,7 +145,7 @@ class Emulation(Record):
     shapes: tuple[SeenShape, ...] = ()
     """Shapes of all ranks, most frequent first. The count of a shape is that of the rank that had it most often."""
     out_of_memory: tuple[OutOfMemory, ...] = ()
-    """Ordered by rank, then by time."""
+    """Ordered by rank, then by time; processes that such an error ended come last."""
     error: str | None = None
     """The exception that ended the command."""
     unsupported: str | None = None

@@ -91,7 +91,6 @@ def run(loop, capacity):
         "norms": [step.grad_norm for step in steps],
         "phases": sorted({split.phase for step in steps for split in step.splits}),
         "slices": [[part.sequences for part in step.slices] for step in steps],
-        "peak": torch.cuda.max_memory_reserved() >> 20,
     }
 
 

@@ -90,6 +90,7 @@ class Watch:
         self._pid = os.getpid()
         self._steps, self._engine_steps, self._is_due = {}, None, False
         self._shapes, self._failures, self._error, self._longest = {}, [], None, 0
+        self._phase, self._reached, self._notes = "loading", {}, []
         if self._peaks is not None:
             self._peaks.devices = {}
 

@@ -160,7 +160,7 @@ static void each_attribute(const unsigned char *info, size_t bytes, void (*visit
     }
 }
 
-typedef struct { const unsigned char *file; const Elf64_Shdr *sections; const Elf64_Sym *symbols; size_t symbol_count; Kernel *kernels; int count; } Cubin;
+typedef struct { const Elf64_Shdr *sections; const Elf64_Sym *symbols; size_t symbol_count; Kernel *kernels; int count; } Cubin;
 
 static void read_registers(int attribute, const uint32_t *words, size_t n, void *data) { /* from .nv.info: the symbol of a kernel, and a value */
     enum { FRAME_SIZE = 0x11, REGISTER_COUNT = 0x2f };
@@ -183,7 +183,7 @@ static int starts(const char *name, const char *prefix) { return !strncmp(name, 
 static void read_cubin(Module *module, const unsigned char *file, size_t bytes) {
     const Elf64_Ehdr *elf = (const Elf64_Ehdr *)file;
     if (bytes < sizeof *elf || memcmp(file, ELFMAG, SELFMAG) || elf->e_shoff + (size_t)elf->e_shnum * sizeof(Elf64_Shdr) > bytes) return;
-    Cubin cubin = {file, (const Elf64_Shdr *)(file + elf->e_shoff), NULL, 0, NULL, elf->e_shnum};
+    Cubin cubin = {(const Elf64_Shdr *)(file + elf->e_shoff), NULL, 0, NULL, elf->e_shnum};
     const char *names = (const char *)file + cubin.sections[elf->e_shstrndx].sh_offset;
     cubin.kernels = malloc((size_t)cubin.count * sizeof(Kernel));
     size_t reserved = 0; /* from capability 9.0 on, the shared memory that the system reserves is part of every kernel's section */

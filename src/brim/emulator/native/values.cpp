@@ -90,7 +90,7 @@ struct Operator {
   std::string name;  // without namespace and overload
   host::Decomposition decomposition;
   std::optional<c10::OperatorHandle> functional;  // for an out= variant without a kernel for the CPU: the variant that returns its result
-  bool on_host, random, data_dependent, widened, non_finite;
+  bool on_host, random, widened, non_finite;
   const Indexing* indexing;  // null for most
 };
 
@@ -622,7 +622,7 @@ void install(const c10::OperatorName& name) {
   if (functional && !functional->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) functional.reset();
   operators().emplace(name, Operator{
       op->getComputedKernelForDispatchKey(c10::DispatchKey::CUDA), base, decomposition, functional, on_host || functional,
-      decomposition || takes_generator(schema), data_dependent,
+      decomposition || takes_generator(schema),
       !data_dependent && !EXACT_TYPE.count(base), NON_FINITE.count(stem(base)) > 0, indexing == INDEXING.end() ? nullptr : &indexing->second});
   if (!computed) library(space).impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&check_and_run>());
   else if (data_dependent) library(space).impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&answer_from_host>());
