@@ -121,9 +121,12 @@ def test_without_libzstd_kernels_are_taken_to_use_32_registers(on_card: RunOnCar
 
 
 def test_only_names_of_the_api_are_exported() -> None:
-    """Other exported names could clash with functions of the program. The exported functions of libc change files or start programs (guard.c)."""
+    """Other exported names could clash with functions of the program. The exported functions of libc change files, start programs (guard.c) or
+    end a thread (runtime.c).
+    """
     exported = set(_dynamic_symbols(compiled(torch_build(PYTHON)).library, defined=True))
     guarded = {name for name in exported if name in _FILE_FUNCTIONS}
+    exported.remove("pthread_exit")
     api = re.compile(r"(__)?cuda[A-Z]|cu[A-Z]|cublas|cusolver|cusparse|cufft|cudnn|nccl[A-Z]|nvml[A-Z]|brim_card_")
     assert {name for name in exported - guarded if not api.match(name)} == set()
     assert guarded == _FILE_FUNCTIONS
@@ -406,6 +409,17 @@ def test_fork_and_spawn(on_card: RunOnCard) -> None:
     assert "Cannot re-initialize CUDA in forked subprocess" in forked
     assert spawned == [0, 1, 2]
     assert batches == [28, 92, 156, 220]
+
+
+def test_a_script_may_end_right_after_backward(on_card: RunOnCard) -> None:
+    """torch's autograd thread is still releasing the graph when Python ends. Without the card's `pthread_exit`, half of these runs abort."""
+    assert on_card(
+        """
+        import subprocess, sys
+        script = "import torch; x = torch.randn(64, 64, device='cuda', requires_grad=True); [(x @ x).sum().backward() for _ in range(3)]"
+        result = [subprocess.run([sys.executable, "-c", script]).returncode for _ in range(6)]
+        """
+    ).result == [0] * 6
 
 
 def test_nothing_is_left_behind_after_kill(tmp_path: Path) -> None:

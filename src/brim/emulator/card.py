@@ -136,6 +136,7 @@ def environment(
     """The environment of a command on the card: `base` (default: that of this process) with the variables of the card."""
     kept = {name: value for name, value in (os.environ if base is None else base).items() if not name.startswith("BRIM_CARD")}
     return {
+        "TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT": "1",  # seconds: a thread that sleeps in pthread_exit (native/runtime.c) does not end
         **kept,
         "BRIM_CARD": card.properties(),
         "BRIM_CARD_COUNT": str(card.count),

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 static __thread cudaError_t last_error;
 static cudaError_t fail(cudaError_t error) { if (error != cudaSuccess) last_error = error; return error; }
@@ -534,4 +535,17 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
 }
 cudaError_t cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags, int *status) {
     return cudaGetDriverEntryPointByVersion(symbol, function, CUDA_VERSION, flags, status);
+}
+
+/* ---- threads of torch at the end of the program
+ * CPython before 3.14 ends a thread that asks for the GIL during finalization with pthread_exit. If torch's autograd thread is just releasing
+ * the last graph, the unwinding calls std::terminate, and a script that ends right after backward exits with SIGABRT (pytorch#38228). On this
+ * card, backward takes so little time that this is frequent. Such a thread sleeps instead, as in CPython 3.14, until the process exits. */
+void pthread_exit(void *value) {
+    static void (*next)(void *) __attribute__((noreturn));
+    char name[16] = "";
+    pthread_getname_np(pthread_self(), name, sizeof name);
+    while (!strncmp(name, "pt_", 3)) pause();
+    if (!next) next = (void (*)(void *))dlsym(RTLD_NEXT, "pthread_exit");
+    next(value);
 }
