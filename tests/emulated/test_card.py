@@ -413,13 +413,16 @@ def test_fork_and_spawn(on_card: RunOnCard) -> None:
 
 def test_a_script_may_end_right_after_backward(on_card: RunOnCard) -> None:
     """torch's autograd thread is still releasing the graph when Python ends. Without the card's `pthread_exit`, half of these runs abort."""
-    assert on_card(
-        """
+    assert (
+        on_card(
+            """
         import subprocess, sys
         script = "import torch; x = torch.randn(64, 64, device='cuda', requires_grad=True); [(x @ x).sum().backward() for _ in range(3)]"
         result = [subprocess.run([sys.executable, "-c", script]).returncode for _ in range(6)]
         """
-    ).result == [0] * 6
+        ).result
+        == [0] * 6
+    )
 
 
 def test_nothing_is_left_behind_after_kill(tmp_path: Path) -> None:
