@@ -34,6 +34,21 @@ def test_the_story_on_stderr_and_the_document_as_one_line_after_the_scripts_own_
     assert ended.err.index("a warning of the script") < ended.err.index("brim: in force")
 
 
+def test_secrets_of_the_command_are_in_no_file_and_on_no_screen(shell: Cli, tmp_path: Path) -> None:
+    script = tmp_path / "trains.py"
+    script.write_text(
+        "import torch\nmodel = torch.nn.Linear(2, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(2):\n    model(torch.ones(4, 2)).sum().backward()\n    optimizer.step()\n"
+    )
+    secrets = ("--api-key", "abc-first", "--token=abc-second", "WANDB_API_KEY=abc-third", "--note=hf_abc4fourth")
+    ended = shell("observe", "-o", "run", "--", sys.executable, str(script), *secrets, "https://me:abc-fifth@host/x")
+    assert ended.code == 0, ended.err
+    assert Observation.read(tmp_path / "run" / "observation.json").command[2:4] == ("--api-key", "***")
+    written = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
+    assert b"abc" not in written
+    assert "abc" not in ended.out + ended.err
+
+
 def _heed_interruptions() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from brim.emulator.run import masked, needed_bytes, unsupported_feature, verdict_of_processes
+from brim.emulator.run import needed_bytes, unsupported_feature, verdict_of_processes
 from brim.pictures.emulation_words import hint_of, verdict_of
 from brim.record import Record
 from brim.records.emulations import DevicePeak, Emulation, OutOfMemory
@@ -109,34 +109,6 @@ def test_an_offline_failure_says_what_to_download() -> None:
 def test_an_error_is_shown_as_one_line_without_control_characters() -> None:
     failed = replace(EMULATION, verdict="failed", exit_code=1, error="ValueError: bad \x1b[31mred\nsecond line")
     assert verdict_of(failed) == "failed with exit code 1: ValueError: bad ?[31mred"
-
-
-def test_secrets_of_the_command_line_are_not_recorded() -> None:
-    words = [
-        "python",
-        "train.py",
-        "--hub_token",
-        "hf_abc",
-        "--wandb-api-key=xyz",
-        "--tokenizer",
-        "gpt2",
-        "--password",
-        "--lr",
-        "1",
-    ]
-    expected = (
-        "python",
-        "train.py",
-        "--hub_token",
-        "***",
-        "--wandb-api-key=***",
-        "--tokenizer",
-        "gpt2",
-        "--password",
-        "--lr",
-        "1",
-    )
-    assert masked(words) == expected
 
 
 def test_the_record_survives_a_round_trip() -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -38,6 +37,7 @@ from brim.errors import EXIT_INTERRUPTED, UsageError
 from brim.locale import _
 from brim.machine.catalogue import gpus
 from brim.machine.foreground import run_foreground
+from brim.machine.secrets import masked
 from brim.records.emulations import (
     CardFit,
     DevicePeak,
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
 DEFAULT_STEPS: Final = 3
 _PREFIX: Final = "brim-emulate-"
 _LOCK: Final = "lock"
-_SECRET: Final = re.compile(r"token(?!iz)|secret|passw|(?:api|access|auth)[-_]?key", re.IGNORECASE)
 _OFFLINE: Final = {
     "BRIM_EMULATED": "1",
     "HF_HUB_OFFLINE": "1",
@@ -228,20 +227,6 @@ def _words(command: Sequence[str]) -> list[str]:
 
 def _hint() -> str:
     return _("Write the command as you would without brim: brim emulate --gpu t4 -- python train.py")
-
-
-def masked(words: Sequence[str]) -> tuple[str, ...]:
-    """The command line without the values of options that look like secrets, because records are shared."""
-    shown: list[str] = []
-    hides_next = False
-    for word in words:
-        option, equals, value = word.partition("=")
-        is_secret = bool(_SECRET.search(option)) and option.startswith("-")
-        shown.append(
-            "***" if hides_next and not word.startswith("-") else f"{option}=***" if is_secret and equals and value else word
-        )
-        hides_next = is_secret and not equals
-    return tuple(shown)
 
 
 def _environment(session: Path, allow_writes: bool, environment: dict[str, str]) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +14,7 @@ from brim.machine.budget import ForkServer
 from brim.machine.detect import TorchFacts, ask_torch, bf16_works, detect
 from brim.machine.host import cache_folder
 from brim.machine.records import Machine
+from brim.machine.secrets import mask_text
 from brim.record import Record
 from brim.sizes import MIB, format_bytes
 
@@ -93,8 +93,8 @@ def _troubles_of_host(machine: Machine) -> list[str]:
 
 
 def _discreet(value: str) -> str:
-    """Without the password in an address, and with ~ for the home folder, whose name is the person's."""
-    return re.sub(r"//[^/@\s]*@", "//", value).replace(str(Path.home()), "~")
+    """Without secrets, and with ~ for the home folder, whose name is the person's."""
+    return mask_text(value).replace(str(Path.home()), "~")
 
 
 def _version(package: str) -> str | None:

@@ -13,6 +13,18 @@ from typing import Any
 _PULSE_SECONDS = 1.0
 
 
+def command_line() -> list[str]:
+    """The words that started this interpreter, without secrets."""
+    # By its path: this interpreter may not have brim.
+    folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    spec = importlib.util.spec_from_file_location("_brim_secrets", os.path.join(folder, "machine", "secrets.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    secrets = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(secrets)
+    return list(secrets.masked(getattr(sys, "orig_argv", sys.argv)))
+
+
 def identity(torch: Any) -> dict[str, Any]:
     """This process among its ranks."""
     rank, world = _whole("RANK", 0), _whole("WORLD_SIZE", 1)

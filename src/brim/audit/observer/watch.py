@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .events import EventFile, number
 from .later import Waiting, known, total
 from .loaders import Loaders, files_of_the_script
-from .machine import Memory, Pulse, identity
+from .machine import Memory, Pulse, command_line, identity
 from .shapes import Given, count_targets, names_of
 from .window import Call, Micro, evaluations_among
 
@@ -114,7 +114,7 @@ class Watch:
 
     def _open(self) -> None:
         self.file.open(
-            {"kind": "open", **identity(self._torch), "time": time.time(), "argv": list(getattr(sys, "orig_argv", sys.argv))}
+            {"kind": "open", **identity(self._torch), "time": time.time(), "argv": command_line()}
         )
 
     def begin_step(self, optimizer: Any) -> None:

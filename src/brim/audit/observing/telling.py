@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from brim.errors import out_of_memory_family
 from brim.locale import _
+from brim.machine.secrets import masked
 from brim.records.observations import Configured, LoaderInForce, MemoryFailure, Observation, Reach
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def observation(follower: Follower, command: Sequence[str], *, exit_code: int, c
     """The record, without what the source audit adds."""
     main = follower.main()
     base: dict[str, Any] = {
-        "command": tuple(command), "started_at": follower.began.at, "seconds": time.monotonic() - follower.began.clock,
+        "command": masked(command), "started_at": follower.began.at, "seconds": time.monotonic() - follower.began.clock,
         "exit_code": exit_code,
         "reach": reach(follower.reader), "configured": configured, "memory_failures": _failures(follower.reader.processes, exit_code),
         "notes": _notes(follower, command, exit_code),
