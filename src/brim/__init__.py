@@ -99,10 +99,10 @@ if TYPE_CHECKING:
     from brim.stitching.recipe import Recipe as Recipe
     from brim.trainer.hf import BrimMixin as BrimMixin, BrimTrainer as BrimTrainer, attach as attach
     from brim.trainer.train import train as train
-    from brim.workload.cards import ModelCard as ModelCard, models as models
+    from brim.workload.cards import ModelCard as ModelCard
     from brim.workload.parameters import count_parameters as count_parameters
     from brim.workload.records import Configuration as Configuration, Workload as Workload
-    from brim.workload.resolve import Model as Model, find_model as find_model
+    from brim.workload.resolve import Model as Model, find_model as find_model, models as models
     from brim.workload.settings import Settings as Settings
 
 
@@ -155,10 +155,10 @@ _HOMES = {
     "brim.stitching.recipe": ("Recipe",),
     "brim.trainer.hf": ("BrimMixin", "BrimTrainer", "attach"),
     "brim.trainer.train": ("train",),
-    "brim.workload.cards": ("ModelCard", "models"),
+    "brim.workload.cards": ("ModelCard",),
     "brim.workload.parameters": ("count_parameters",),
     "brim.workload.records": ("Configuration", "Workload"),
-    "brim.workload.resolve": ("Model", "find_model"),
+    "brim.workload.resolve": ("Model", "find_model", "models"),
     "brim.workload.settings": ("Settings",),
 }  # fmt: skip
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

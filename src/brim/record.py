@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field
 
 from brim.errors import RecordError, RunError
 from brim.locale import _, sentences
+from brim.printing import Printable
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -32,7 +33,7 @@ STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Record:
+class Record(Printable):
     """The base of brim's records."""
 
     schema: ClassVar[str]

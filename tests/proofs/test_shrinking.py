@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 
 from brim.proofs.shrinking import shrink
 from brim.proofs.shrinking_rules import DEPTHS, HEADS, LATENT_WIDTHS, PERIODS, WIDTHS, WINDOWS, fewer_heads
-from brim.workload.cards import models
+from brim.workload.cards import cards
 from brim.workload.resolve import Model, find_model
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 Config = dict[str, Any]
 
 CATALOGUE = {
-    class_name: [card.name for card in models() if card.class_name == class_name]
-    for class_name in dict.fromkeys(card.class_name for card in models())
+    class_name: [card.name for card in cards() if card.class_name == class_name]
+    for class_name in dict.fromkeys(card.class_name for card in cards())
 }
 MOST_PARAMETERS = 2_000_000
 

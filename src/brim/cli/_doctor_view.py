@@ -12,7 +12,7 @@ from brim.locale import _
 from brim.records.findings import SEVERITIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.console import RenderableType
 
@@ -28,7 +28,7 @@ _BEYOND: Final = 30
 """Characters of code before a change that tell where it is."""
 
 
-def show_diagnosis(diagnosis: Diagnosis) -> None:
+def diagnosis_blocks(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     """The whole answer: findings by group, the group with the costliest one first, and that one named again at the end.
 
     A terminal shows the bottom of what is long.
@@ -37,16 +37,16 @@ def show_diagnosis(diagnosis: Diagnosis) -> None:
     for finding in sorted(diagnosis.findings, key=lambda each: SEVERITIES.index(each.severity)):
         groups.setdefault(RULES[finding.rule].group, []).append(finding)
     for group, findings in groups.items():
-        show(_styled(f"{_heading(group)} ({len(findings)})", "bold"), "")
+        yield from (_styled(f"{_heading(group)} ({len(findings)})", "bold"), "")
         for finding in findings:
-            show(*_finding(finding), "")
+            yield from (*_finding(finding), "")
     if diagnosis.notes:
-        show(*(_("Note: {text}").format(text=printable(text)) for text in diagnosis.notes), "")
+        yield from (*(_("Note: {text}").format(text=printable(text)) for text in diagnosis.notes), "")
     if diagnosis.findings:
-        show(_costliest(diagnosis))
-    show(_tally(diagnosis))
+        yield _costliest(diagnosis)
+    yield _tally(diagnosis)
     if diagnosis.findings:
-        show(grid(_next(diagnosis)))
+        yield grid(_next(diagnosis))
 
 
 def show_explanation(told: Explanation) -> None:

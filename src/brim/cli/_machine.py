@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from brim.cli._output import grid
 from brim.locale import _
 from brim.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from brim.machine.records import Accelerator, Host, Machine
+
+
+def machine_blocks(machine: Machine) -> list[Table]:
+    """The rows as a grid."""
+    return [grid(machine_rows(machine), indent=0)]
 
 
 def machine_rows(machine: Machine) -> list[tuple[str, str]]:

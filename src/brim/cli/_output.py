@@ -84,13 +84,19 @@ def show(*renderables: RenderableType) -> None:
         for renderable in renderables:
             console.print(renderable)
         return
-    # For a pipe or a file: no column cut, no trailing blanks.
+    for line in plain_text(*renderables).splitlines():
+        _write(line)
+
+
+def plain_text(*renderables: RenderableType) -> str:
+    """Tables and text without colour and trailing blanks, as wide as a line may be: nothing of a pipe or a file is cut."""
+    from rich.console import Console
+
     text = io.StringIO()
-    plain = Console(file=text, highlight=False, emoji=False, markup=False, width=_PIPE_COLUMNS, no_color=True)
+    plain = Console(file=text, highlight=False, emoji=False, markup=False, width=line_width(), no_color=True)
     for renderable in renderables:
         plain.print(renderable, soft_wrap=isinstance(renderable, str))
-    for line in text.getvalue().splitlines():
-        _write(line.rstrip())
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def indented(text: str) -> RenderableType:

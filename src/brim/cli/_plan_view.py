@@ -2,59 +2,72 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
-from brim.cli._output import Column, bar, grid, line_width, show, table
+from brim.cli._output import Column, bar, grid, line_width, table
 from brim.locale import _, sentences
 from brim.sizes import format_bytes, format_count
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
     from rich.table import Table
 
     from brim.planner.answers import Solution, SolveRow, Sweep, SweepRow
-    from brim.records import Advice, Candidate, DataReport, Plan, Scaling
+    from brim.records import Advice, Candidate, DataReport, MemoryPrediction, Plan, Scaling, SpeedPrediction
+    from brim.records.predictions import Emitted
 
 _WIDEST_BAR, _NARROWEST_BAR, _BESIDE_A_BAR = 28, 8, 44
 
 
-def show_plan(plan: Plan, *, command_line: str) -> None:
-    """The whole answer."""
-    show(_headline(plan), "")
+def plan_blocks(plan: Plan, command_line: str = "") -> Iterator[RenderableType]:
+    """The whole answer; `command_line` is what an option that would help is to be added to."""
+    yield from (_headline(plan), "")
     if plan.best is None:
-        _show_nothing_fits(plan, command_line)
+        yield from _nothing_fits(plan, command_line or f"brim plan {shlex.quote(plan.workload.model)}")
     else:
-        show(grid(_chosen(plan, plan.best), indent=0), "", _("Because"), *(f"  - {text}" for text in plan.best.reasons))
+        yield grid(_chosen(plan, plan.best), indent=0)
+        yield from ("", _("Because"), *(f"  - {text}" for text in plan.best.reasons))
         if plan.alternatives:
-            show("", _("Memory against time (* nothing is both smaller and faster)"), _alternatives(plan))
+            yield from ("", _("Memory against time (* nothing is both smaller and faster)"), _alternatives(plan))
     if plan.scaling is not None:
-        show_scaling(plan)
+        yield from _scaling(plan, plan.scaling)
     if plan.hints:
-        show("", _("Would help"), *(f"  - {text}" for text in plan.hints))
+        yield from ("", _("Would help"), *(f"  - {text}" for text in plan.hints))
     if plan.data is not None and plan.data.source:
-        show("", _data_line(plan.data), _padding(plan.data))
+        yield from ("", _data_line(plan.data), _padding(plan.data))
     if plan.advice:
-        show("", _("The recipe should follow the batch (advice; --apply takes the learning rate):"), *_advice(plan.advice))
+        heading = _("The recipe should follow the batch (advice; --apply takes the learning rate):")
+        yield from ("", heading, *_advice(plan.advice))
     for text in plan.warnings:
-        show("", _("Warning: {text}").format(text=text))
-    show("", _("Assumed"), *(f"  - {text}" for text in plan.assumptions))
-    show(
-        "", _("{count} configurations considered in {seconds:.1f} s.").format(count=plan.considered, seconds=plan.elapsed_seconds)
-    )
+        yield from ("", _("Warning: {text}").format(text=text))
+    yield from _assumed(plan.assumptions)
+    considered = _("{count} configurations considered in {seconds:.1f} s.")
+    yield from ("", considered.format(count=plan.considered, seconds=plan.elapsed_seconds))
 
 
-def show_scaling(plan: Plan) -> None:
+def emitted_lines(found: Emitted) -> Iterator[str]:
+    """What was written, what could not be, and what should be known."""
+    paths = ", ".join(str(path) for path in found.paths)
+    yield _("Written: {paths}").format(paths=paths) if paths else _("Files: {names}").format(names=", ".join(found.texts))
+    for name, reason in found.skipped.items():
+        yield _("Not written, {name}: {reason}").format(name=name, reason=reason)
+    for text in found.notes:
+        yield _("Note: {text}").format(text=text)
+
+
+def _scaling(plan: Plan, scaling: Scaling) -> Iterator[RenderableType]:
     """The curve over numbers of GPUs, and the guide to the batch."""
     from brim.pictures import scaling_words as words
 
-    scaling, gpus = plan.scaling, plan.machine.world_size
-    assert scaling is not None
+    gpus = plan.machine.world_size
     text = _("The same batch on other numbers of GPUs ({inside} in a node, {between} between nodes; > the plan)")
-    show("", text.format(inside=scaling.inside.name, between=scaling.between.name), _curve(scaling, gpus))
-    for said in (words.knee(scaling), words.planned(scaling, gpus)):
-        show(said)
-    show("", _("Other batches on {gpus:,} GPUs").format(gpus=gpus), _batches(scaling))
-    for said in (words.batch(scaling, gpus), words.noise(scaling)):
-        show(said)
+    yield from ("", text.format(inside=scaling.inside.name, between=scaling.between.name), _curve(scaling, gpus))
+    yield from (words.knee(scaling), words.planned(scaling, gpus))
+    yield from ("", _("Other batches on {gpus:,} GPUs").format(gpus=gpus), _batches(scaling))
+    yield from (words.batch(scaling, gpus), words.noise(scaling))
 
 
 def _curve(scaling: Scaling, gpus: int) -> Table:
@@ -140,15 +153,36 @@ def _headline(plan: Plan) -> str:
 
 
 def _chosen(plan: Plan, best: Candidate) -> list[tuple[str, str]]:
-    memory, speed = best.memory, best.speed
-    assert memory is not None
-    assert speed is not None
-    share = memory.peak_device_bytes / memory.limit_bytes
     how = [best.precision, _("checkpointing {word}").format(word=best.checkpointing), best.attention, best.optimizer]
     if best.world_size > 1 or best.sharding != "none":
         how.append(f"{best.sharding} x {best.world_size}")
     if best.offload != "none":
         how.append(_("offload {word}").format(word=best.offload))
+    loader = _("{workers} workers").format(workers=best.num_workers)
+    if best.prefetch_factor is not None:
+        loader += _(", prefetch {count}").format(count=best.prefetch_factor)
+    loader += _(", pinned memory") if best.pin_memory else _(", no pinned memory")
+    rows = [(_("Slices"), _slices(best)), (_("How"), ", ".join(how))]
+    rows += _predicted_memory(best.memory, plan.margin_bytes) if best.memory is not None else []
+    rows += [(_("Speed"), _predicted_speed(best.speed, plan.workload.epochs))] if best.speed is not None else []
+    rows.append((_("Loader"), loader + _(", evaluation batch {count}").format(count=best.eval_batch)))
+    if best.learning_rate is not None:
+        rows.append((_("Learning rate"), f"{best.learning_rate:g}"))
+    return rows
+
+
+def _predicted_memory(memory: MemoryPrediction, margin_bytes: int) -> list[tuple[str, str]]:
+    share = memory.peak_device_bytes / memory.limit_bytes
+    text = _("{needed} of {limit} ({share:.0%}), {margin} kept free").format(
+        needed=format_bytes(memory.peak_device_bytes),
+        limit=format_bytes(memory.limit_bytes),
+        share=share,
+        margin=format_bytes(margin_bytes),
+    )
+    return [(_("Memory"), text), ("", bar(share, width=_bar_width()))]
+
+
+def _predicted_speed(speed: SpeedPrediction, epochs: float) -> str:
     seconds = _("{time} a step, {tokens} tokens/s").format(
         time=format_seconds(speed.step_seconds), tokens=f"{speed.tokens_per_second:,.0f}"
     )
@@ -156,32 +190,10 @@ def _chosen(plan: Plan, best: Candidate) -> list[tuple[str, str]]:
         seconds += _(", {steps} steps and {time} an epoch").format(
             steps=speed.steps_per_epoch, time=format_seconds(speed.epoch_seconds)
         )
-        if plan.workload.epochs != 1:
-            total = format_seconds(speed.epoch_seconds * plan.workload.epochs)
-            seconds += _(", {time} for {count:g} epochs").format(time=total, count=plan.workload.epochs)
-    loader = _("{workers} workers").format(workers=best.num_workers)
-    if best.prefetch_factor is not None:
-        loader += _(", prefetch {count}").format(count=best.prefetch_factor)
-    loader += _(", pinned memory") if best.pin_memory else _(", no pinned memory")
-    rows = [
-        (_("Slices"), _slices(best)),
-        (_("How"), ", ".join(how)),
-        (
-            _("Memory"),
-            _("{needed} of {limit} ({share:.0%}), {margin} kept free").format(
-                needed=format_bytes(memory.peak_device_bytes),
-                limit=format_bytes(memory.limit_bytes),
-                share=share,
-                margin=format_bytes(plan.margin_bytes),
-            ),
-        ),
-        ("", bar(share, width=_bar_width())),
-        (_("Speed"), seconds),
-        (_("Loader"), loader + _(", evaluation batch {count}").format(count=best.eval_batch)),
-    ]
-    if best.learning_rate is not None:
-        rows.append((_("Learning rate"), f"{best.learning_rate:g}"))
-    return rows
+        if epochs != 1:
+            total = format_seconds(speed.epoch_seconds * epochs)
+            seconds += _(", {time} for {count:g} epochs").format(time=total, count=epochs)
+    return seconds
 
 
 def _slices(best: Candidate) -> str:
@@ -253,17 +265,15 @@ def _is_efficient(one: Candidate, shown: list[Candidate]) -> bool:
     )
 
 
-def _show_nothing_fits(plan: Plan, command_line: str) -> None:
+def _nothing_fits(plan: Plan, command_line: str) -> Iterator[RenderableType]:
     limit = plan.machine.accelerators[0].total_bytes if plan.machine.accelerators else 0
     text = _(
         "Nothing fits: the smallest configuration needs {missing} more than there is ({limit}, of which {margin} stay free)."
     )
-    show(
-        text.format(missing=format_bytes(plan.missing_bytes), limit=format_bytes(limit), margin=format_bytes(plan.margin_bytes)),
-        "",
-    )
+    yield text.format(missing=format_bytes(plan.missing_bytes), limit=format_bytes(limit), margin=format_bytes(plan.margin_bytes))
+    yield ""
     if plan.alternatives:
-        show(_("What would fit, each tried; add to {command}:").format(command=command_line))
+        yield _("What would fit, each tried; add to {command}:").format(command=command_line)
     for each in plan.alternatives:
         assert each.memory is not None
         assert each.speed is not None
@@ -272,7 +282,7 @@ def _show_nothing_fits(plan: Plan, command_line: str) -> None:
             size=format_bytes(each.memory.peak_device_bytes),
             time=format_seconds(each.speed.step_seconds),
         )
-        show(*(f"  {text}" for text in each.reasons), f"    {figures}")
+        yield from (*(f"  {text}" for text in each.reasons), f"    {figures}")
 
 
 def _data_line(data: DataReport) -> str:
@@ -326,10 +336,10 @@ def format_seconds(seconds: float) -> str:
     return _("{days} d {hours} h").format(days=days, hours=hours)
 
 
-def show_sweep(found: Sweep) -> None:
+def sweep_blocks(found: Sweep) -> Iterator[RenderableType]:
     """One row each."""
     shared = ", ".join(value for value in found.structure.values() if value not in {"", "none"})
-    show(_("{model}, {structure}, on {device}").format(model=found.model, structure=shared, device=found.device), "")
+    yield from (_("{model}, {structure}, on {device}").format(model=found.model, structure=shared, device=found.device), "")
     has_rates = any(row.learning_rate_factor != 1 or row.learning_rate is not None for row in found.rows)
     headings = {"micro-batch": _("Micro-batch"), "seq-len": _("Length"), "gpu": _("GPU")}
     columns = (
@@ -347,15 +357,15 @@ def show_sweep(found: Sweep) -> None:
         Column(_("Verdict")),
         Column(_("Because"), rank=4),
     )
-    show(table(columns, [_sweep_row(row, found.what, has_rates=has_rates) for row in found.rows]))
+    yield table(columns, [_sweep_row(row, found.what, has_rates=has_rates) for row in found.rows])
     for text in found.reasons:
-        show("", text)
-    _show_assumptions(found.assumptions)
+        yield from ("", text)
+    yield from _assumed(found.assumptions)
 
 
-def _show_assumptions(assumptions: tuple[str, ...]) -> None:
+def _assumed(assumptions: tuple[str, ...]) -> Iterator[str]:
     if assumptions:
-        show("", _("Assumed"), *(f"  - {text}" for text in assumptions))
+        yield from ("", _("Assumed"), *(f"  - {text}" for text in assumptions))
 
 
 def _sweep_row(row: SweepRow, what: str, *, has_rates: bool) -> list[str]:
@@ -381,7 +391,7 @@ def _sweep_row(row: SweepRow, what: str, *, has_rates: bool) -> list[str]:
     ]
 
 
-def show_solution(found: Solution) -> None:
+def solution_blocks(found: Solution) -> Iterator[RenderableType]:
     """The answer, and the runners-up."""
     has_prices = any(row.price_per_hour is not None for row in found.answers)
     questions = {
@@ -391,18 +401,18 @@ def show_solution(found: Solution) -> None:
         "model": _("The largest model of the catalogue that fits"),
     }
     about = ", ".join(word for word in (found.model, found.device) if word)
-    show(f"{questions[found.what]} ({about})" if about else questions[found.what], "")
+    yield from (f"{questions[found.what]} ({about})" if about else questions[found.what], "")
     if not found.answers:
-        show(_("There is none."))
+        yield _("There is none.")
     rows = [*found.answers, *found.others]
     if rows:
-        show(_solve_table(rows, len(found.answers)))
+        yield _solve_table(rows, len(found.answers))
     for text in found.reasons:
-        show("", text)
+        yield from ("", text)
     for row in found.answers:
         if row.command:
-            show("", row.command)
-    _show_assumptions(found.assumptions)
+            yield from ("", row.command)
+    yield from _assumed(found.assumptions)
 
 
 def _solve_table(rows: list[SolveRow], answers: int) -> Table:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from brim.cli._output import Column, bar, grid, line_width, show, table
+from brim.cli._output import Column, bar, grid, line_width, table
 from brim.locale import _
 from brim.prober.search import NOISE
 from brim.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
     from rich.table import Table
 
     from brim.records import DataReport, Measurement, Proven, Trial
@@ -17,23 +20,21 @@ if TYPE_CHECKING:
 _WIDEST_BAR, _NARROWEST_BAR, _BESIDE_A_BAR = 24, 8, 60
 
 
-def show_probe(found: Measurement) -> None:
+def probe_blocks(found: Measurement) -> Iterator[RenderableType]:
     """The whole answer."""
-    show(_headline(found), "")
-    show(_trials(found), "")
-    show(grid(_facts(found), indent=0))
+    yield from (_headline(found), "", _trials(found), "", grid(_facts(found), indent=0))
     if found.points and len(_curve(found)) > 1:
-        show("", _("Throughput at the longest sequences"), _curve_table(found))
+        yield from ("", _("Throughput at the longest sequences"), _curve_table(found))
     if found.data is not None:
-        show("", _data_line(found.data))
+        yield from ("", _data_line(found.data))
     if found.loader is not None:
         size = found.fastest.micro_batch if found.fastest is not None else 1
         heading = _("Loader (a step is here one micro-batch of {size})").format(size=size)
-        show("", heading, *(f"  - {text}" for text in found.loader.reasons))
+        yield from ("", heading, *(f"  - {text}" for text in found.loader.reasons))
     for text in found.warnings:
-        show("", _("Warning: {text}").format(text=text))
-    show("", _("Assumed"), *(f"  - {text}" for text in found.assumptions))
-    show("", _("Trials: {count}, in {seconds:.1f} s.").format(count=len(found.trials), seconds=found.elapsed_seconds))
+        yield from ("", _("Warning: {text}").format(text=text))
+    yield from ("", _("Assumed"), *(f"  - {text}" for text in found.assumptions))
+    yield from ("", _("Trials: {count}, in {seconds:.1f} s.").format(count=len(found.trials), seconds=found.elapsed_seconds))
 
 
 def _headline(found: Measurement) -> str:

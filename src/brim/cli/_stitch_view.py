@@ -187,13 +187,13 @@ def show_estimates(estimates: list[Estimate], dtype: str) -> None:
 
 def show_made(output: str, found: Verification | None, *, trains: bool) -> None:
     """How the proofs went, and what to type next."""
-    from brim.cli._verify_view import show_verification
+    from brim.cli._verify_view import verification_blocks
 
     show("")
     if found is None:
         show(_("Not proven, because --no-verify was given."))
     else:
-        show_verification(found)
+        show(*verification_blocks(found))
     commands = [f"  brim verify {shlex.quote(output)}"] if found is None else []
     commands += [f"  brim.StitchLLM({output!r}, dataset, tokenizer).train()"] if trains else []
     if commands:

@@ -44,6 +44,13 @@ def show_dry_run(card: RunCard, folder: str) -> None:
 
 
 def show_result(result: TrainingResult) -> None:
+    """Promise against fact; after a signal, how to go on."""
+    show(*result_blocks(result))
+    if result.stopped_by:
+        _tell_how_to_go_on(result)
+
+
+def result_blocks(result: TrainingResult) -> list[Table]:
     """Promise against fact."""
     from brim.trainer.words import closing
 
@@ -52,9 +59,7 @@ def show_result(result: TrainingResult) -> None:
         rows.append((_("Model"), result.folder))
     if result.report:
         rows.append((_("Report"), result.report))
-    show(grid(rows, indent=0))
-    if result.stopped_by:
-        _tell_how_to_go_on(result)
+    return [grid(rows, indent=0)]
 
 
 def _tell_how_to_go_on(result: TrainingResult) -> None:

@@ -8,7 +8,7 @@ from brim.cli._output import Column, indented, show, table
 from brim.locale import _
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import RenderableType
     from rich.table import Table
@@ -18,20 +18,19 @@ if TYPE_CHECKING:
 _MARKS = {"pass": "✓", "fail": "✗", "not-applicable": "-", "error": "!"}
 
 
-def show_verification(found: Verification) -> None:
+def verification_blocks(found: Verification) -> Iterator[RenderableType]:
     """The whole answer."""
-    show(_headline(found), "")
-    show(_proofs(found))
+    yield from (_headline(found), "", _proofs(found))
     told: set[str] = set()
     for proof in found.proofs:
         if proof.verdict != "pass":
-            show("", *_explained(proof, told, several=_has_several(found)))
+            yield from ("", *_explained(proof, told, several=_has_several(found)))
     for proof in found.proofs:
         if proof.verdict == "pass" and proof.diagnosis:
-            show("", f"{proof.name}: {proof.diagnosis}")
+            yield from ("", f"{proof.name}: {proof.diagnosis}")
     if found.notes:
-        show("", *(_("Note: {text}").format(text=text) for text in found.notes))
-    show("", _closing(found))
+        yield from ("", *(_("Note: {text}").format(text=text) for text in found.notes))
+    yield from ("", _closing(found))
 
 
 def show_line(found: Verification) -> None:
@@ -45,8 +44,7 @@ def show_failures(found: Sequence[Verification]) -> None:
     """Of several models: what is wrong with those that are not right."""
     wrong = [each for each in found if not each.is_proven]
     for each in wrong:
-        show("")
-        show_verification(each)
+        show("", *verification_blocks(each))
     seconds = sum(each.seconds for each in found)
     show(
         "",

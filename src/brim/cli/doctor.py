@@ -15,7 +15,7 @@ from click.core import ParameterSource
 
 from brim.cli._command import option, verb
 from brim.cli._numbers import WholeNumber
-from brim.cli._output import is_terminal, note, print_json, working
+from brim.cli._output import is_terminal, note, print_json, show, working
 from brim.errors import EXIT_FAILED, EXIT_OK, UsageError
 from brim.locale import N_, _
 
@@ -251,6 +251,6 @@ def _show(diagnosis: Diagnosis, form: str, *, is_written: bool) -> None:
 
         print_json(to_sarif(diagnosis))
     else:
-        from brim.cli._doctor_view import show_diagnosis
+        from brim.cli._doctor_view import diagnosis_blocks
 
-        show_diagnosis(diagnosis)
+        show(*diagnosis_blocks(diagnosis))

@@ -10,6 +10,8 @@ from brim.cli._output import grid, print_json, show
 from brim.locale import N_, _
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from brim.machine.environment import Environment
 
 
@@ -22,7 +24,12 @@ def command(as_json: bool) -> None:
     if as_json:
         print_json(found.to_dict())
         return
-    show(grid(_rows(found), indent=0))
+    show(*environment_blocks(found))
+
+
+def environment_blocks(found: Environment) -> list[Table]:
+    """The block."""
+    return [grid(_rows(found), indent=0)]
 
 
 def _rows(found: Environment) -> list[tuple[str, str]]:

@@ -14,6 +14,9 @@ from brim.locale import N_, _, sentences
 from brim.sizes import format_bytes, format_count
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from rich.console import RenderableType
     from rich.table import Table
 
     from brim.memory.estimate import Question
@@ -133,19 +136,24 @@ def _check(answer: Estimate) -> Table:
 
 
 def _show(questions: list[Question], answers: list[Estimate], chosen: int) -> None:
-    answer, where = answers[chosen], questions[chosen].where
-    show(_headline(answer), "")
+    first, *rest = estimate_blocks(answers[chosen], dict.fromkeys(text for each in answers for text in each.warnings))
+    show(first)
     if len(answers) > 1:
-        show(_cards(questions, answers), "")
-        show(_("On {gpu}:").format(gpu=where.label))
-    show(_kinds(answer), "", grid(_facts(answer), indent=0))
+        show("", _cards(questions, answers), "", _("On {gpu}:").format(gpu=questions[chosen].where.label))
+        rest = rest[1:]
+    show(*rest)
+
+
+def estimate_blocks(answer: Estimate, warnings: Iterable[str] | None = None) -> Iterator[RenderableType]:
+    """The whole answer for one device; the headline first. `warnings` are those of all devices that were asked about."""
+    yield from (_headline(answer), "", _kinds(answer), "", grid(_facts(answer), indent=0))
     if answer.check is not None:
-        show("", _check(answer))
-    for warning in dict.fromkeys(text for each in answers for text in each.warnings):
-        show("", _("Warning: {text}").format(text=warning))
-    show("", _("Assumed"), *(f"  - {text}" for text in answer.assumptions))
+        yield from ("", _check(answer))
+    for warning in answer.warnings if warnings is None else warnings:
+        yield from ("", _("Warning: {text}").format(text=warning))
+    yield from ("", _("Assumed"), *(f"  - {text}" for text in answer.assumptions))
     if answer.saving is not None:
-        show("", _saving(answer.saving, fits_now=answer.fits))
+        yield from ("", _saving(answer.saving, fits_now=answer.fits))
 
 
 def _headline(answer: Estimate) -> str:

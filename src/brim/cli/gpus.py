@@ -13,6 +13,7 @@ from brim.locale import N_, _
 from brim.sizes import GIB, format_bytes
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
 
     from brim.machine.catalogue import GPUChoice
@@ -55,16 +56,26 @@ def _one(choice: GPUChoice, as_json: bool) -> None:
         entry = {**dataclasses.asdict(gpu), "count": choice.count, "assumption": choice.assumption}
         print_json({"schema": "brim.gpus/1", "gpus": [entry]})
         return
-    show(grid(_facts(choice), indent=0))
+    show(grid(_facts(gpu, choice.count), indent=0))
     if choice.assumption:
         note(choice.assumption)
 
 
-def _facts(choice: GPUChoice) -> list[tuple[str, str]]:
-    gpu = choice.gpu
+def gpu_blocks(gpu: GPU) -> list[RenderableType]:
+    """The facts of one device model."""
+    return [grid(_facts(gpu), indent=0)]
+
+
+def choice_blocks(choice: GPUChoice) -> list[RenderableType]:
+    """The same, with how many and what was assumed."""
+    facts = grid(_facts(choice.gpu, choice.count), indent=0)
+    return [facts, "", choice.assumption] if choice.assumption else [facts]
+
+
+def _facts(gpu: GPU, count: int = 1) -> list[tuple[str, str]]:
     measured = _("measured") if gpu.usable_is_measured else _("estimated")
     rows = [
-        (_("Name"), gpu.name + (f" x {choice.count}" if choice.count > 1 else "")),
+        (_("Name"), gpu.name + (f" x {count}" if count > 1 else "")),
         (_("Device"), gpu.label),
         (_("GPU memory"), format_bytes(gpu.memory_bytes)),
         (_("Usable"), f"{format_bytes(gpu.usable_bytes)} ({measured})"),

@@ -37,9 +37,9 @@ def command(name: str | None, search: str | None, task: str | None, trust_remote
         refuse_filters(_("one model"), {"--search": search, "--task": task})
         _one(find_model(name, trust_remote_code=trust_remote_code), as_json)
         return
-    from brim.workload.cards import models
+    from brim.workload.cards import cards
 
-    chosen = [card for card in models() if (task is None or card.task == task) and _matches(card, search)]
+    chosen = [card for card in cards() if (task is None or card.task == task) and _matches(card, search)]
     if as_json:
         print_json({"schema": "brim.models/1", "models": [_entry(card) for card in chosen]})
         return
@@ -65,7 +65,19 @@ def _one(model: Model, as_json: bool) -> None:
         entry |= {"parameters": model.parameters(), "has_weights": model.has_weights}
         print_json({"schema": "brim.models/1", "models": [entry]})
         return
-    show(grid(_facts(model), indent=0))
+    show(*model_blocks(model))
+
+
+def model_blocks(model: Model) -> list[Table]:
+    """The facts of one model, wherever it was found."""
+    return [grid(_facts(model), indent=0)]
+
+
+def card_blocks(card: ModelCard) -> list[Table]:
+    """The facts of a model of the catalogue."""
+    from brim.workload.resolve import find_model
+
+    return model_blocks(find_model(card.name))
 
 
 def _facts(model: Model) -> list[tuple[str, str]]:

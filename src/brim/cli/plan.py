@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from brim.cli._command import Size, option, verb
 from brim.cli._numbers import POSITIVE, Number
-from brim.cli._output import note, print_json, working
+from brim.cli._output import note, print_json, show, working
 from brim.cli._step_options import DEVICE_OPTIONS, STEP_OPTIONS, Words, given_settings, with_options
 from brim.errors import UsageError
 from brim.locale import N_, _
@@ -205,9 +206,9 @@ def _plan(ctx: click.Context, model: str | None, emit: Any, output: str | None, 
         found = plan(model, **given)
     document = found.to_dict()
     if not as_json:
-        from brim.cli._plan_view import show_plan
+        from brim.cli._plan_view import plan_blocks
 
-        show_plan(found, command_line=_command_line(model))
+        show(*plan_blocks(found, _command_line(model)))
     if emit is not None or output is not None:
         _write(found, emit, output, given.get("data"))
     if as_json:
@@ -220,6 +221,7 @@ def _write(found: Plan, emit: Any, output: str | None, data: str | None) -> None
     from pathlib import Path
 
     from brim.planner.emit.write import emit as emit_files
+    from brim.records.predictions import Emitted
 
     if found.best is None:
         note(_("Nothing fits, so nothing is written."))
@@ -228,13 +230,11 @@ def _write(found: Plan, emit: Any, output: str | None, data: str | None) -> None
     written = emit_files(found, emit, folder, data=data) if emit is not None else None
     folder.mkdir(parents=True, exist_ok=True)
     found.write(folder / "plan.json")
-    paths = [folder / "plan.json", *(written.paths if written is not None else ())]
-    note(_("Written: {paths}").format(paths=", ".join(str(path) for path in paths)))
-    if written is not None:
-        for name, reason in written.skipped.items():
-            note(_("Not written, {name}: {reason}").format(name=name, reason=reason))
-        for text in written.notes:
-            note(_("Note: {text}").format(text=text))
+    written = replace(written or Emitted(texts={}), paths=(folder / "plan.json", *(written.paths if written is not None else ())))
+    from brim.cli._plan_view import emitted_lines
+
+    for line in emitted_lines(written):
+        note(line)
 
 
 def _sweep(ctx: click.Context, model: str | None, values: str, given: dict[str, Any], *, as_json: bool) -> None:
@@ -246,9 +246,9 @@ def _sweep(ctx: click.Context, model: str | None, values: str, given: dict[str, 
     if as_json:
         print_json(found.to_dict())
     else:
-        from brim.cli._plan_view import show_sweep
+        from brim.cli._plan_view import sweep_blocks
 
-        show_sweep(found)
+        show(*sweep_blocks(found))
     ctx.exit(0 if found.fits else 1)
 
 
@@ -260,9 +260,9 @@ def _solve(ctx: click.Context, model: str | None, what: str, price: str | None, 
     if as_json:
         print_json(found.to_dict())
     else:
-        from brim.cli._plan_view import show_solution
+        from brim.cli._plan_view import solution_blocks
 
-        show_solution(found)
+        show(*solution_blocks(found))
     ctx.exit(0 if found.fits else 1)
 
 

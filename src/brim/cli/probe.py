@@ -11,7 +11,7 @@ import click
 
 from brim.cli._command import Size, option, verb
 from brim.cli._numbers import POSITIVE, Number, WholeNumber
-from brim.cli._output import note, print_json
+from brim.cli._output import note, print_json, show
 from brim.cli._step_options import STEP_OPTIONS, given_settings, with_options
 from brim.errors import EXIT_INTERRUPTED, UsageError
 from brim.locale import N_, _
@@ -116,9 +116,9 @@ def _give(found: Measurement, output: str | None, *, as_json: bool) -> None:
     if as_json:
         print_json(found.to_dict())
         return
-    from brim.cli._probe_view import show_probe
+    from brim.cli._probe_view import probe_blocks
 
-    show_probe(found)
+    show(*probe_blocks(found))
 
 
 def _check_output(output: str) -> None:

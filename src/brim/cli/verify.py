@@ -9,7 +9,7 @@ import click
 
 from brim.cli._command import option, verb
 from brim.cli._numbers import WholeNumber
-from brim.cli._output import note, print_json, quiet_libraries, working
+from brim.cli._output import note, print_json, quiet_libraries, show, working
 from brim.cli._step_options import Words
 from brim.errors import UsageError
 from brim.locale import N_, _
@@ -84,12 +84,12 @@ def _give(found: list[Verification], output: str | None, *, as_json: bool) -> No
     if output is not None:
         found[0].write(Path(output))
         note(_("Written: {paths}").format(paths=output))
-    from brim.cli._verify_view import show_failures, show_verification
+    from brim.cli._verify_view import show_failures, verification_blocks
 
     if as_json:
         whole = found[0].to_dict() if len(found) == 1 else {"schema": SEVERAL, "models": [each.to_dict() for each in found]}
         print_json(whole)
     elif len(found) == 1:
-        show_verification(found[0])
+        show(*verification_blocks(found[0]))
     else:
         show_failures(found)

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, overload
 
 from brim.errors import UnknownNameError, UsageError
 from brim.locale import _, sentences
 from brim.machine.records import GPU, Accelerator, Machine
+from brim.printing import Printable
 from brim.sizes import GIB, MIB, format_bytes, parse_size
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _BACKENDS: Final = {"nvidia": "cuda", "amd": "rocm", "apple": "mps"}
 
 
 @dataclass(frozen=True)
-class GPUChoice:
+class GPUChoice(Printable):
     """What `--gpu` names: a device model, how many of it, and what had to be assumed."""
 
     gpu: GPU
@@ -50,9 +51,26 @@ class GPUChoice:
         return Machine(accelerators=accelerators, nodes=nodes, origin="catalogue", notes=notes)
 
 
+@overload
+def gpus() -> tuple[GPU, ...]: ...
+@overload
+def gpus(name: str) -> GPU: ...
+def gpus(name: str | None = None) -> GPU | tuple[GPU, ...]:
+    """All devices of the catalogue, in its order; with a name as `--gpu` takes it, that device.
+
+    `find_gpu` also says how many of them a text such as `t4*2` means, and what was assumed.
+    """
+    if name is None:
+        return _catalogue()
+    choice = find_gpu(name)
+    if choice.count != 1:
+        text = _("{name!r} names {count} GPUs, and brim.gpus describes one.").format(name=name, count=choice.count)
+        raise UsageError(text, hint=_("brim.find_gpu({name!r}) has the number too.").format(name=name))
+    return choice.gpu
+
+
 @cache
-def gpus() -> tuple[GPU, ...]:
-    """All devices of the catalogue, in its order."""
+def _catalogue() -> tuple[GPU, ...]:
     text = files("brim.machine").joinpath("gpus.toml").read_text(encoding="utf-8")
     return tuple(_gpu(entry) for entry in tomllib.loads(text)["gpu"])
 

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from brim.printing import Printable
 from brim.record import STRICT, Bytes, Record
 
 Backend = Literal["cuda", "rocm", "mps", "xpu", "npu", "cpu"]
@@ -19,7 +20,7 @@ Number = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPU:
+class GPU(Printable):
     """The facts of one device model, from the catalogue or as far as a device tells them itself."""
 
     __pydantic_config__ = STRICT

@@ -20,7 +20,7 @@ from brim.planner.request import Request, make_request
 from brim.planner.search import too_large
 from brim.planner.solve import Found, bare_row
 from brim.sizes import format_bytes, format_count
-from brim.workload.cards import ModelCard, models
+from brim.workload.cards import ModelCard, cards
 
 if TYPE_CHECKING:
     from brim.planner.answers import SolveRow
@@ -71,7 +71,7 @@ class _Group:
 def _groups(task: str | None) -> list[_Group]:
     """From small to large."""
     by_size: dict[int, list[ModelCard]] = {}
-    for card in models():
+    for card in cards():
         if card.task in _TASKS.get(task, ()):
             by_size.setdefault(card.parameters, []).append(card)
     ordered = [by_size[size] for size in sorted(by_size)]

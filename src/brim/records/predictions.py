@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from brim.locale import _
 from brim.machine.records import Machine
+from brim.printing import Printable
 from brim.record import STRICT, Bytes, Count, PositiveInt, Record, Seconds
 from brim.records.scaling import Scaling
 from brim.workload.records import Configuration, Workload
 from brim.workload.settings import Settings
 from brim.workload.words import Kind, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +174,19 @@ class Advice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Emitted(Printable):
+    """A plan as files of other tools: what they hold, what could not be said, and what should be known."""
+
+    texts: dict[str, str]
+    """By file name."""
+    paths: tuple[Path, ...] = ()
+    """Where they were written; empty where they were not."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Formats that cannot say this plan, and why; with `all` only."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan(Record):
     """The answer of `brim plan`: the workload, the machine, the configuration chosen, what else was considered, and why."""
 
@@ -194,6 +214,17 @@ class Plan(Record):
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     brim_version: str = ""
+
+    def emit(
+        self, *formats: str, output: str | os.PathLike[str] | None = None, data: str | os.PathLike[str] | None = None
+    ) -> Emitted:
+        """Files for other tools: transformers, accelerate, deepspeed, trl, axolotl, llama-factory, torchrun, slurm, or all.
+
+        `texts` of the answer holds each file by its name. With `output`, a folder, they are written there too, as `brim plan --emit` does.
+        """
+        # By name: the planner is above the records.
+        emit: Callable[..., Emitted] = importlib.import_module("brim.planner.emit.write").emit
+        return emit(self, formats, Path(output) if output is not None else None, data=os.fspath(data) if data else None)
 
     def __post_init__(self) -> None:
         if self.fits and self.best is None:

@@ -13,11 +13,13 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
+from brim.printing import Printable
+
 CardTask = Literal["causal-lm", "seq2seq", "masked-lm", "encoder"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelCard:
+class ModelCard(Printable):
     """One model of the catalogue."""
 
     name: str
@@ -49,7 +51,7 @@ class ModelCard:
 
 
 @cache
-def models() -> tuple[ModelCard, ...]:
+def cards() -> tuple[ModelCard, ...]:
     """All models of the catalogue: decoders, then encoder-decoders, then encoders."""
     folder = files("brim.workload").joinpath("catalogue")
     entries: list[dict[str, Any]] = []
@@ -83,11 +85,11 @@ def nearest_models(name: str) -> tuple[str, ...]:
 @cache
 def _index() -> dict[str, ModelCard]:
     index: dict[str, ModelCard] = {}
-    for card in models():
+    for card in cards():
         for name in (card.name, card.hub_id, *card.aliases, *card.same_architecture):
             index.setdefault(_key(name), card)
     # The last part of a Hub id, as people abbreviate it: "Llama-3.1-8B". A short name of another model goes first.
-    for card in models():
+    for card in cards():
         for hub_id in (card.hub_id, *card.same_architecture):
             index.setdefault(_key(hub_id.rpartition("/")[2]), card)
     return index

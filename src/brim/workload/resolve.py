@@ -17,12 +17,13 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 from urllib.parse import urlsplit
 
 from brim.errors import RunError, UnknownNameError, UsageError
 from brim.locale import _, sentences
-from brim.workload.cards import ModelCard, find_card, nearest_models
+from brim.printing import Printable
+from brim.workload.cards import ModelCard, cards, find_card, nearest_models
 from brim.workload.own import make_known
 from brim.workload.parameters import count_parameters, supported_model_types
 
@@ -40,7 +41,7 @@ _DEEPEST = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class Model(Printable):
     """A model that was found, and what is known of it before it is built."""
 
     given: str
@@ -142,6 +143,15 @@ class Model:
             text = _("{name}: its class {class_name} is not in transformers {version}.")
             raise UsageError(text.format(name=self.name, class_name=self.class_name, version=transformers.__version__))
         return found
+
+
+@overload
+def models() -> tuple[ModelCard, ...]: ...
+@overload
+def models(name: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Model: ...
+def models(name: str | os.PathLike[str] | None = None, *, trust_remote_code: bool = False) -> Model | tuple[ModelCard, ...]:
+    """All models of the catalogue; with a name, a folder or anything else that `find_model` takes, that model."""
+    return cards() if name is None else find_model(name, trust_remote_code=trust_remote_code)
 
 
 def find_model(given: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Model:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from brim.errors import UnknownNameError, UnsupportedError
@@ -12,9 +10,11 @@ from brim.locale import _, sentences
 from brim.planner.emit import axolotl, deepspeed, launchers, llama_factory, transformers, trl
 from brim.planner.emit.recipe import Recipe, recipe_of
 from brim.record import write_atomically
+from brim.records.predictions import Emitted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from brim.planner.emit.files import Files
     from brim.records import Plan
@@ -33,23 +33,16 @@ FORMATS: Final[tuple[str, ...]] = tuple(_MAKERS)
 ALL: Final = "all"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Emitted:
-    """What was written, what could not be, and what should be said."""
-
-    paths: tuple[Path, ...]
-    skipped: dict[str, str] = field(default_factory=dict)
-    """Formats that cannot say this plan, and why; with `all` only."""
-    notes: tuple[str, ...] = ()
-
-
 def files_of(plan: Plan, format_name: str, data: str | None = None) -> dict[str, str]:
     """File names and texts of one format; refused where it cannot say the plan."""
     return _make(plan, format_name, data).texts
 
 
-def emit(plan: Plan, formats: Sequence[str], folder: Path, *, data: str | None = None) -> Emitted:
-    """Write the formats into the folder; `all` means every one that can say the plan. Nothing is written if a named one cannot."""
+def emit(plan: Plan, formats: Sequence[str], folder: Path | None, *, data: str | None = None) -> Emitted:
+    """The formats, written into the folder if there is one; `all` means every one that can say the plan.
+
+    Nothing is written if a format that was named cannot.
+    """
     made: list[Files] = []
     skipped: dict[str, str] = {}
     for name in dict.fromkeys(_expand(formats)):
@@ -60,12 +53,12 @@ def emit(plan: Plan, formats: Sequence[str], folder: Path, *, data: str | None =
                 raise
             skipped[name] = sentences(error.message.removeprefix(f"{name}: "), error.hint or "")
     texts = {name: text for files in made for name, text in files.texts.items()}
-    paths = tuple(write_atomically(folder / name, text) for name, text in texts.items())
+    paths = tuple(write_atomically(folder / name, text) for name, text in texts.items()) if folder is not None else ()
     for path in paths:
         if path.suffix == ".sh":
             path.chmod(path.stat().st_mode | 0o111)
     notes = dict.fromkeys(note for files in made for note in files.notes)
-    return Emitted(paths=paths, skipped=skipped, notes=tuple(notes))
+    return Emitted(texts=texts, paths=paths, skipped=skipped, notes=tuple(notes))
 
 
 def _expand(formats: Sequence[str]) -> list[str]:
