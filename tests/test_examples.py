@@ -110,12 +110,10 @@ def test_a_stitched_model_learns_the_same_at_batch_size_1_and_4(tmp_path: Path) 
     assert losses[1][-1] < losses[1][0]
 
 
-@pytest.mark.slow
 def test_the_recommendations_grow_with_the_memory() -> None:
     rows_grow(main_of("recommend")(["--models", "7b"]))
 
 
-@pytest.mark.slow
 def test_the_whole_table_of_recommendations() -> None:
     found = main_of("recommend")([])
     rows_grow(found)

@@ -288,7 +288,8 @@ def test_accumulation_in_the_words_that_people_use() -> None:
     finder = BatchSizeOptimizer(Plain())
     found: Any = finder.calculate_gradient_accumulation(target_batch_size=64, actual_batch_size=12)
     assert {"accumulation_steps", "effective_batch_size", "batch_size_difference"} <= set(found)
-    assert (found["accumulation_steps"], found["effective_batch_size"], found["batch_size_difference"]) == (6, 64, 0)
+    assert (found["batch_size"], found["accumulation_steps"], found["effective_batch_size"]) == (8, 8, 64)
+    assert found["batch_size_difference"] == 0
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from brim.step.accumulation import calculate_gradient_accumulation
 def test_fifty_in_slices_of_at_most_eight() -> None:
     found = calculate_gradient_accumulation(50, 8)
     assert found == {
-        "accumulation_steps": 7,
+        "batch_size": 5,
+        "accumulation_steps": 10,
         "effective_batch_size": 50,
         "batch_size_difference": 0,
         "slices": [8, 7, 7, 7, 7, 7, 7],
@@ -23,7 +24,8 @@ def test_fifty_in_slices_of_at_most_eight() -> None:
 
 def test_a_target_below_the_micro_batch_is_one_slice() -> None:
     found = calculate_gradient_accumulation(8, 32)
-    assert found == {"accumulation_steps": 1, "effective_batch_size": 8, "batch_size_difference": 0, "slices": [8]}
+    assert found["batch_size"] * found["accumulation_steps"] == found["effective_batch_size"] == 8
+    assert found["slices"] == [8]
 
 
 def test_equal_slices_are_listed_too() -> None:
@@ -39,9 +41,30 @@ def test_any_target_is_met_with_the_fewest_slices(target: int, actual: int) -> N
     found = calculate_gradient_accumulation(target, actual)
     assert found["effective_batch_size"] == sum(found["slices"]) == target
     assert found["batch_size_difference"] == 0
-    assert found["accumulation_steps"] == len(found["slices"]) == -(-target // actual)
+    assert len(found["slices"]) == -(-target // actual)
     assert 1 <= min(found["slices"]) <= max(found["slices"]) <= actual
     assert max(found["slices"]) - min(found["slices"]) <= 1
+
+
+@given(st.integers(1, 4096), st.integers(1, 600))
+def test_a_plain_loop_takes_equal_micro_batches(target: int, actual: int) -> None:
+    found = calculate_gradient_accumulation(target, actual)
+    assert found["batch_size"] * found["accumulation_steps"] == target
+    assert found["batch_size"] == max(size for size in range(1, actual + 1) if target % size == 0)
+
+
+def test_a_plain_loop_over_a_loader_steps_at_exactly_the_target() -> None:
+    from torch.utils.data import DataLoader
+
+    found = calculate_gradient_accumulation(50, 8)
+    steps: list[int] = []
+    held = 0
+    for number, batch in enumerate(DataLoader(range(200), batch_size=found["batch_size"]), 1):  # type: ignore[arg-type]
+        held += len(batch)
+        if number % found["accumulation_steps"] == 0:
+            steps.append(held)
+            held = 0
+    assert steps == [50, 50, 50, 50]
 
 
 @pytest.mark.parametrize("bad", [0, -1, True, 2.0, "8", None, float("nan")])

@@ -101,7 +101,7 @@ class BatchSizeOptimizer:
         return self._answer()
 
     def calculate_gradient_accumulation(self, target_batch_size: int, actual_batch_size: int) -> GradientAccumulation:
-        """How many micro-batches make a step of `target_batch_size`, exactly."""
+        """Which micro-batches make a step of `target_batch_size`, exactly: `brim.calculate_gradient_accumulation`."""
         return calculate_gradient_accumulation(target_batch_size, actual_batch_size)
 
     def _next(self, aim: Aim) -> int | None:
