@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from brim.memory.layers import NotRepeatedError, deepen
 from brim.memory.setup import Setup, Target
 from brim.memory.stream import Trace
 from brim.memory.tracing.depth import shallow, trace_deep
-from brim.memory.tracing.reference import trace_step
+from brim.memory.tracing.losses import TRACED_CHUNKS
+from brim.memory.tracing.reference import trace_step, trace_unrepeated
+from brim.memory.tracing.trace import Tracer
 
 COMMON = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 211}
 LLAMA = {"model_type": "llama", "intermediate_size": 96, "num_key_value_heads": 2, **COMMON}
@@ -94,3 +97,34 @@ def test_layers_that_differ_are_not_repeated() -> None:
     with pytest.raises(NotRepeatedError):
         deepen(trace_step(_setup(LLAMA, 4, checkpointing="every:2"), CPU).trace, template=1, extra=4)
     assert _signature(trace_deep(setup, CPU).trace) == _signature(trace_step(setup, CPU).trace)
+
+
+@pytest.mark.parametrize(
+    ("target", "settings"),
+    [
+        pytest.param(GPU, {}, id="full"),
+        pytest.param(
+            GPU, {"accumulation": 4, "precision": "amp-fp16", "checkpointing": "full"}, id="accumulated, amp, checkpointed"
+        ),
+        pytest.param(GPU, {"method": "lora", "precision": "bf16", "padded": False}, id="LoRA, bf16"),
+        pytest.param(CPU, {"evaluation_batch": 20}, id="CPU, evaluated"),
+    ],
+)
+def test_a_loss_of_many_chunks_is_traced_by_five_of_them(target: Target, settings: dict[str, Any]) -> None:
+    setup = replace(_setup(LLAMA, 3, loss="chunked", **settings), micro_batch=20, length=100)
+    few, whole = trace_step(setup, target).trace, trace_unrepeated(setup, target).trace
+    assert _signature(few) == _signature(whole)
+    assert few.events == whole.events
+    assert [few.places[place] for place in few.event_places] == [
+        whole.places[place]._replace(chunk=None) for place in whole.event_places
+    ]
+    assert sorted(call[2:] for call in few.calls) == sorted(call[2:] for call in whole.calls)
+
+
+def test_a_chunked_loss_runs_as_few_chunks_however_many_tokens_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them twice: in forward, and again in backward; in two steps."""
+    begun: list[int] = []
+    enter = Tracer.enter_chunk
+    monkeypatch.setattr(Tracer, "enter_chunk", lambda tracer, chunk: (begun.append(chunk), enter(tracer, chunk)))
+    trace_step(replace(_setup(LLAMA, 3, loss="chunked"), micro_batch=200, length=256), GPU)
+    assert len(begun) == 2 * 2 * TRACED_CHUNKS

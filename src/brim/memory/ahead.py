@@ -15,7 +15,7 @@ import threading
 import warnings
 from typing import TYPE_CHECKING
 
-from brim.memory.obtain import has_stored_family, obtain_family, quiet
+from brim.memory.obtain import is_traced, obtain, obtain_family, quiet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +32,7 @@ def trace_ahead(wanted: Sequence[tuple[Setup, Target]]) -> None:
     """Trace what is not in the cache yet."""
     if not hasattr(os, "fork") or threading.active_count() > 1:
         return
-    missing = [pair for pair in wanted if not has_stored_family(*pair)]
+    missing = [pair for pair in wanted if not is_traced(*pair)]
     shares = _shares(missing, min(_MOST_PROCESSES, _cores()))
     if len(shares) < 2:
         return
@@ -68,7 +68,8 @@ def _shares(missing: Sequence[tuple[Setup, Target]], count: int) -> list[list[tu
 def _trace(share: Sequence[tuple[Setup, Target]]) -> None:
     for setup, target in share:
         try:
-            obtain_family(setup, target)
+            if obtain_family(setup, target) is None:
+                obtain(setup, target)
         except Exception:  # noqa: BLE001, S112 (whoever asks for it meets it again, and says it)
             continue
 

@@ -13,7 +13,7 @@ frees of layer 4's, layer 6 frees of layer 5's.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -57,12 +57,15 @@ def deepen(trace: Trace, template: int, extra: int) -> Trace:
     return deepen_columns(Columns.of(trace), template, extra)[0].trace()
 
 
-def deepen_columns(shallow: Columns, template: int, extra: int) -> tuple[Columns, Ints]:
-    """The same, and for every storage of the deep trace the storage of the shallow one that it is, or is a copy of."""
+def deepen_columns(shallow: Columns, template: int, extra: int, *, reach: int | None = None) -> tuple[Columns, Ints]:
+    """The same, and for every storage of the deep trace the storage of the shallow one that it is, or is a copy of.
+
+    `reach`: a layer that frees a storage of one further away than this does not free that of a neighbour, but always the same one.
+    """
     assert extra >= 0
     addresses, units = addresses_of(shallow), _units(shallow)
     _check_repeated(shallow, units, addresses, template)
-    return _Deepener(shallow, addresses, template, extra).run(units)
+    return _Deepener(shallow, addresses, template, extra, reach).run(units)
 
 
 def check_repeated(shallow: Columns, template: int) -> None:
@@ -72,13 +75,27 @@ def check_repeated(shallow: Columns, template: int) -> None:
 
 def addresses_of(columns: Columns) -> list[Address]:
     """Where each storage was born."""
-    counts: Counter[Place] = Counter()
+    counts: Counter[tuple[str, int, int | None]] = Counter()
     found = []
     for number in columns.birth_places.tolist():
-        place = columns.places[number]
-        found.append(Address(place.phase, place.round, place.layer, counts[place]))
-        counts[place] += 1
+        phase, round_, layer, _chunk = columns.places[number]
+        found.append(Address(phase, round_, layer, counts[phase, round_, layer]))
+        counts[phase, round_, layer] += 1
     return found
+
+
+def repeat_chunks(trace: Trace, template: int, extra: int) -> Trace:
+    """Insert `extra` copies of a chunk of the loss behind it, as `deepen` does with layers; what a chunk computes is repeated too."""
+    columns = Columns.of(trace)
+    turned = replace(columns, places=tuple(place._replace(layer=place.chunk, chunk=place.layer) for place in columns.places))
+    deep = deepen_columns(turned, template, extra, reach=1)[0]
+    repeated = replace(deep, places=tuple(place._replace(layer=place.chunk, chunk=None) for place in deep.places)).trace()
+    for call in trace.calls:
+        place = trace.places[call.place]
+        moved = call._replace(place=len(repeated.places))
+        repeated.places.append(place._replace(chunk=None))
+        repeated.calls += [moved] * (1 + extra if place.chunk == template else 1)
+    return repeated
 
 
 def _units(columns: Columns) -> list[Unit]:
@@ -127,7 +144,8 @@ def _relative(address: Address, layer: int) -> tuple[object, ...]:
 class _Deepener:
     """Writes the deep stream as codes: a storage of the shallow trace and how many layers further, in one number."""
 
-    def __init__(self, columns: Columns, addresses: list[Address], template: int, extra: int) -> None:
+    def __init__(self, columns: Columns, addresses: list[Address], template: int, extra: int, reach: int | None) -> None:
+        self._reach = reach
         self._old = columns
         self._addresses = addresses
         self._template = template
@@ -207,6 +225,8 @@ class _Deepener:
         """Which storage dies where the shallow trace has this death."""
         address = self._addresses[number]
         if address.layer is None or where.layer is None or not _is_inside(address.layer, where):
+            return number * (self._extra + 1)
+        if self._reach is not None and abs(address.layer - where.layer) > self._reach:
             return number * (self._extra + 1)
         here = where.layer + (self._extra if where.layer > self._template else 0)
         return self._locate(address, here + address.layer - where.layer)

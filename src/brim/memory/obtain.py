@@ -57,14 +57,14 @@ def obtain(setup: Setup, target: Target, *, cache: bool = True) -> Obtained:
     setup = _completed(setup, cache=cache)
     names = {
         "family": key_of({"family": _question(family_of(setup, target), target)}),
-        "shape": key_of({"shape": _question(setup, target)}),
+        "shape": _shape_name(setup, target),
     }
     if cache:
         found = _read_family(load(names["family"]), setup) or _read_shape(load(names["shape"]))
         if found is not None:
             return found
     with quiet(), traceable():
-        family = family_or_none(setup, target) if has_family(setup, target) else None
+        family = family_or_none(setup, target) if setup.loss != "chunked" and has_family(setup, target) else None
         if family is not None:
             if cache:
                 store(names["family"], family.to_arrays())
@@ -78,7 +78,9 @@ def obtain(setup: Setup, target: Target, *, cache: bool = True) -> Obtained:
 
 
 _REFUSAL = "refusal"
-_families: dict[str, Family] = {}
+_NO_FAMILY = "no-family"
+"""The structure changes with the shape, so every shape is traced itself."""
+_families: dict[str, Family | None] = {}
 _MOST_FAMILIES = 64
 
 
@@ -87,18 +89,25 @@ def obtain_family(setup: Setup, target: Target, *, cache: bool = True) -> Family
 
     Its length is one of many where it can be, else the only one.
     """
+    if setup.loss == "chunked":
+        return None  # the number of chunks changes with the shape
     setup, name, is_one_of_many = _named(setup, target, cache=cache)
     if name in _families:
         return _families[name]
     stored = load(name) if cache else None
     if stored is not None and _REFUSAL in stored:
         raise UnsupportedError(*json.loads(stored[_REFUSAL].tobytes()))
+    if stored is not None and _NO_FAMILY in stored:
+        return None
     family = _stored_family(stored)
     if family is None:
         try:
             with quiet(), traceable():
                 family = trace_family(setup, target, one_length=not is_one_of_many)
         except NotAProductError:
+            if cache:
+                store(name, {_NO_FAMILY: np.ones(1, dtype=np.uint8)})
+            _families[name] = None
             return None
         except UnsupportedError as error:
             if cache and setup.attention == "flash2":  # found out by building the model, which takes as long as all the rest
@@ -112,10 +121,16 @@ def obtain_family(setup: Setup, target: Target, *, cache: bool = True) -> Family
     return family
 
 
-def has_stored_family(setup: Setup, target: Target) -> bool:
-    """Whether the cache holds it."""
+def is_traced(setup: Setup, target: Target) -> bool:
+    """Whether the cache holds the family; the shape itself, of a chunked loss."""
+    if setup.loss == "chunked":
+        return is_stored(_shape_name(_completed(setup, cache=True), target))
     _setup, name, _is_one_of_many = _named(setup, target, cache=True)
     return name in _families or is_stored(name)
+
+
+def _shape_name(setup: Setup, target: Target) -> str:
+    return key_of({"shape": _question(setup, target)})
 
 
 def _named(setup: Setup, target: Target, *, cache: bool) -> tuple[Setup, str, bool]:

@@ -39,6 +39,8 @@ class Place(NamedTuple):
     round: int
     """Counts micro-batches, over all steps that were traced."""
     layer: int | None
+    chunk: int | None = None
+    """Of a chunked loss, while a step is traced: which of its chunks is under way."""
 
 
 @dataclass(slots=True)

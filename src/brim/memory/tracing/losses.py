@@ -12,8 +12,10 @@ forward on, and takes smaller chunks where the vocabulary is large; it is not wh
 
 from __future__ import annotations
 
+import contextlib
 import types
-from typing import Any, NamedTuple
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name that everybody uses)
@@ -23,14 +25,36 @@ from torch.utils.checkpoint import checkpoint
 from brim.errors import UnsupportedError
 from brim.locale import _
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
 CHUNK_TOKENS = 256
 """trl/trainer/sft_trainer.py, `_CHUNKED_LM_HEAD_CHUNK_SIZE`."""
+
+TRACED_CHUNKS = 5
+"""The first, two that must do the same, and the last two: the last may be shorter, and gradients are first added in the one before it."""
+_entering: ContextVar[Callable[[int], None] | None] = ContextVar("entering", default=None)
 
 
 class Lossy(NamedTuple):
     """A model's output, of which only the loss is there."""
 
     loss: torch.Tensor
+
+
+@contextlib.contextmanager
+def few_chunks(enter: Callable[[int], None]) -> Iterator[None]:
+    """Compute `TRACED_CHUNKS` chunks at most, where values do not matter: `enter` is called with the number of each as it begins."""
+    token = _entering.set(enter)
+    try:
+        yield
+    finally:
+        _entering.reset(token)
+
+
+def chunks_of(sequences: int, length: int) -> int:
+    """How many chunks the loss of so many sequences of one length has."""
+    return -(-sequences * (length - 1) // CHUNK_TOKENS)
 
 
 def use_chunked_loss(model: Any, *, measures: bool = True) -> None:
@@ -85,16 +109,20 @@ def chunked_cross_entropy(
     order = counts.to(torch.int8).argsort(descending=True, stable=True)
     states, targets = states[order], targets[order]
     total = states.new_zeros((), dtype=torch.float32)
-    for start in range(0, states.shape[0], CHUNK_TOKENS):
+    starts = list(range(0, states.shape[0], CHUNK_TOKENS))
+    if _entering.get() is not None and len(starts) > TRACED_CHUNKS:
+        starts = [*starts[:3], *starts[-2:]]
+    for number, start in enumerate(starts):
         end = start + CHUNK_TOKENS
         part = checkpoint(
-            _chunk, states[start:end], head.weight, head.bias, targets[start:end], cap, measures, use_reentrant=False
+            _chunk, number, states[start:end], head.weight, head.bias, targets[start:end], cap, measures, use_reentrant=False
         )  # fmt: skip
         total = total + part
     return total / (counts.sum() if items is None else items)
 
 
 def _chunk(
+    number: int,
     states: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -102,6 +130,9 @@ def _chunk(
     cap: float | None,
     measures: bool,
 ) -> torch.Tensor:
+    enter = _entering.get()
+    if enter is not None:
+        enter(number)
     logits = states.float() @ weight.float().t()
     if bias is not None:
         logits = logits + bias.float()

@@ -17,6 +17,7 @@ from torch import nn
 
 from brim.errors import UsageError
 from brim.locale import _
+from brim.memory.layers import NotRepeatedError, repeat_chunks
 from brim.memory.scratch import scratch_name
 from brim.memory.stream import Trace
 from brim.memory.tracing.autocast import Autocast, meta_counts_as_cpu
@@ -31,6 +32,7 @@ from brim.memory.tracing.building import (
 )
 from brim.memory.tracing.kernels import Kernels, in_order, scratch_of
 from brim.memory.tracing.loading import load_on_card
+from brim.memory.tracing.losses import TRACED_CHUNKS, chunks_of, few_chunks
 from brim.memory.tracing.optimizers import Stepper, make_optimizer
 from brim.memory.tracing.quantized import BITS, true_numel
 from brim.memory.tracing.trace import Tracer
@@ -63,7 +65,20 @@ class Traced:
 
 
 def trace_step(setup: Setup, target: Target, *, whole: bool = True) -> Traced:
-    """Build the model on no memory and run two steps of it; if not `whole`, only to the end of the first backward."""
+    """Build the model on no memory and run two steps of it; if not `whole`, only to the end of the first backward.
+
+    Of a chunked loss a few chunks are run, and the others are repeated from them.
+    """
+    more_chunks = chunks_of(setup.micro_batch, setup.length) - TRACED_CHUNKS if setup.loss == "chunked" else 0
+    if more_chunks > 0 and setup.evaluation_batch in {None, setup.micro_batch}:
+        traced = trace_unrepeated(setup, target, whole=whole, few=True)
+        with contextlib.suppress(NotRepeatedError):
+            return replace(traced, trace=repeat_chunks(traced.trace, 1, more_chunks))
+    return trace_unrepeated(setup, target, whole=whole)
+
+
+def trace_unrepeated(setup: Setup, target: Target, *, whole: bool = True, few: bool = False) -> Traced:
+    """The same with every chunk of the loss; `few`: with `TRACED_CHUNKS` of them, and their numbers in the trace."""
     model = build_model(setup, backend=target.backend)
     _keep_all_layers(model)
     batch = make_batch(setup)
@@ -81,7 +96,8 @@ def trace_step(setup: Setup, target: Target, *, whole: bool = True) -> Traced:
 
     # The truth value that transformers asks of tensors is whether a mask or the positions are trivial: they are, but for the batch's mask.
     stage = Stage(model, target, setup.precision, scalar=True)
-    traced = stage.run(setup, lambda: model(**batch).loss, prepare=prepare, evaluate=evaluate, whole=whole)
+    with few_chunks(stage.tracer.enter_chunk) if few else contextlib.nullcontext():
+        traced = stage.run(setup, lambda: model(**batch).loss, prepare=prepare, evaluate=evaluate, whole=whole)
     return replace(traced, notes=tuple(_notes(setup, model)))
 
 
@@ -130,14 +146,14 @@ class Stage:
         self._trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not self._trainable:
             raise UsageError(_("Nothing trains: every parameter is frozen."))
-        self._tracer = Tracer(
+        self.tracer = Tracer(
             scalar=scalar,
             scratch=partial(scratch_of, target),
             in_order=partial(in_order, target),
             vocabulary=_vocabulary(model),
         )
         self._autocast = Autocast(target.backend, HALVES[precision]) if precision in HALVES else None
-        self._kernels = Kernels(target, self._tracer, self._autocast)
+        self._kernels = Kernels(target, self.tracer, self._autocast)
 
     def run(
         self,
@@ -149,7 +165,7 @@ class Stage:
         whole: bool = True,
     ) -> Traced:
         """Two optimizer steps, and what comes after training; or only forward and backward of the first."""
-        model, tracer, autocast = self._model, self._tracer, self._autocast
+        model, tracer, autocast = self._model, self.tracer, self._autocast
         optimizer = make_optimizer(recipe.optimizer, self._trainable, self._target)
         blocks = find_layers(model)
         ready = autocast.around(model) if autocast else contextlib.nullcontext()
@@ -180,20 +196,20 @@ class Stage:
         )
 
     def _micro_step(self, recipe: Recipe, forward: Callable[[], torch.Tensor], round_: int) -> None:
-        self._tracer.go("forward", round_, None)
+        self.tracer.go("forward", round_, None)
         with self._region():
             loss = forward()
         if recipe.precision == "amp-fp16":
             loss = loss * torch.ones_like(loss)  # GradScaler: all that it adds are scalars; unscaling works in place
         if recipe.accumulation > 1:
             loss = loss / recipe.accumulation
-        self._tracer.go("backward", round_, None)
+        self.tracer.go("backward", round_, None)
         _backward(loss)
         # Tensors that graph nodes still hold (bitsandbytes' 8-bit inputs) are freed with the loss, outside of any layer.
-        self._tracer.go("backward", round_, None)
+        self.tracer.go("backward", round_, None)
 
     def _optimize(self, recipe: Recipe, optimizer: Stepper, round_: int) -> None:
-        tracer, trainable = self._tracer, self._trainable
+        tracer, trainable = self.tracer, self._trainable
         tracer.adopt((parameter.grad for parameter in trainable if parameter.grad is not None), "gradients")
         tracer.go("clip", round_, None)
         if recipe.max_grad_norm is not None:

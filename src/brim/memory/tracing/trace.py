@@ -79,14 +79,19 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._counts = False
         self.go("build", 0, None)
 
-    def go(self, phase: str, round_: int, layer: int | None) -> None:
+    def go(self, phase: str, round_: int, layer: int | None, chunk: int | None = None) -> None:
         """From here on, events belong to this place."""
-        place = Place(phase, round_, layer)
+        place = Place(phase, round_, layer, chunk)
         if self._place < 0 or self.trace.places[self._place] != place:
             self.trace.places.append(place)
             self._place = len(self.trace.places) - 1
             self._phase = phase
             self._counts = phase in _AFTER_BACKWARD or (phase in _OF_A_MICRO_BATCH and round_ == 0)
+
+    def enter_chunk(self, chunk: int) -> None:
+        """From here on, events belong to this chunk of the loss."""
+        place = self.trace.places[self._place]
+        self.go(place.phase, place.round, place.layer, chunk)
 
     def adopt(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
         """Count tensors that exist already, or name the kind of those that are counted."""
