@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,39 @@ def _loads_in_plain_transformers(folder: Path, before: Path) -> None:
     assert not torch.equal(trained.get_parameter(name), base.get_parameter(name))
     tokenizer: Any = AutoTokenizer
     assert tokenizer.from_pretrained(folder)("2 + 2")["input_ids"]
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("one_thread")
+def test_adapters_have_twice_their_rank_as_alpha_and_a_run_of_an_older_brim_keeps_its_8(
+    model: Path, rows: Path, tmp_path: Path, cli: Cli
+) -> None:
+    folder = tmp_path / "run"
+    asked = ("train", str(model), "--data", str(rows), *QUICK, "--effective-batch", "16", "--method", "lora", "--lora-rank", "16")
+    ended = cli(*asked, "--lora-dropout", "0.1", "--max-steps", "2", "-o", str(folder))
+    assert ended.code == 0, ended.err
+    assert "lora r=16 alpha=32 dropout=0.1" in ended.err
+    assert "lora_dropout 0.1): other slices draw other noise" in ended.err
+    assert _adapters(folder) == (16, 32, 0.1)
+    refused = cli("train", "--resume", str(folder), "--lora-alpha", "8")
+    assert refused.code == 2
+    assert "lora-alpha = 32" in refused.err
+
+    card = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    del card["settings"]["lora_alpha"], card["settings"]["lora_dropout"]
+    for name in ("lora_alpha", "lora_dropout"):
+        card["asked"].pop(name, None)
+    (folder / "run.json").write_text(json.dumps(card), encoding="utf-8")
+    again = cli("train", "--resume", str(folder), "--max-steps", "3", "--lora-alpha", "8")
+    assert again.code == 0, again.err
+    assert "lora r=16 alpha=8" in again.err
+    assert _adapters(folder) == (16, 8, 0.0)
+    assert RunCard.read(folder / "run.json").settings.lora_alpha == 8
+
+
+def _adapters(folder: Path) -> tuple[int, int, float]:
+    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    return config["r"], config["lora_alpha"], config["lora_dropout"]
 
 
 @pytest.mark.usefixtures("one_thread")

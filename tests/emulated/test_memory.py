@@ -37,6 +37,24 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "paged optimizer": {"model": "opt-125m", "gpu": "rtx-3090", "precision": "bf16", "optimizer": "paged-adamw-8bit"},
     "adapters": {"model": "gpt2", "gpu": "a100-80gb", "precision": "bf16", **_LORA},
+    "adapters with dropout": {"model": "gpt2", "gpu": "t4", "precision": "amp-fp16", **_LORA, "lora_dropout": 0.1},
+    "adapters with dropout and checkpointing": {
+        "model": "smollm2-135m",
+        "gpu": "a100-80gb",
+        "precision": "bf16",
+        **_LORA,
+        "lora_targets": ["all-linear"],
+        "lora_dropout": 0.05,
+        "checkpointing": "full",
+    },
+    "adapters with dropout on a 4-bit base": {
+        "model": "smollm2-135m",
+        "gpu": "rtx-3090",
+        "precision": "amp-bf16",
+        **_LORA,
+        "method": "qlora",
+        "lora_dropout": 0.1,
+    },
     "adapters on a 4-bit base": {"model": "smollm2-135m", "gpu": "rtx-3090", "precision": "amp-bf16", **_LORA, "method": "qlora"},
 }
 

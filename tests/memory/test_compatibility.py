@@ -42,6 +42,8 @@ def settings(**changes: Any) -> Settings:
         ({"optimizer": "adamw-8bit", "sharding": "fsdp", "gpus": 2}, A100, "DTensor", "zero2"),
         ({"gpus": 2}, A100, "would not train together", "ddp"),
         ({"lora_rank": 8}, A100, "the method is full", "--method lora"),
+        ({"lora_alpha": 8}, A100, "--lora-alpha: these belong to LoRA", "--method lora"),
+        ({"lora_dropout": 0.1}, A100, "--lora-dropout: these belong to LoRA", "--method lora"),
         ({"base_dtype": "float32"}, A100, "the method is full", "--method lora"),
         ({"loss": "chunked", "task": "classification"}, A100, "next-token", "standard"),
         ({"target_len": 8}, A100, "seq2seq", ""),

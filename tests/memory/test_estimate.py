@@ -104,6 +104,15 @@ def test_live_bytes_never_fall_when_more_is_asked(tmp_path: Path, name: str, val
     assert found == sorted(found)
 
 
+def test_dropout_before_the_adapters_takes_memory_and_alpha_takes_none(tmp_path: Path) -> None:
+    model, base = folder(tmp_path, LLAMA), {"method": "lora", "seq_len": 128}
+    usual = brim.estimate(model, gpu="t4", **base)
+    assert usual.settings.lora_alpha == 16
+    assert brim.estimate(model, gpu="t4", lora_rank=32, **base).settings.lora_alpha == 64
+    assert brim.estimate(model, gpu="t4", lora_alpha=3, **base).peak_allocated_bytes == usual.peak_allocated_bytes
+    assert brim.estimate(model, gpu="t4", lora_dropout=0.1, **base).peak_allocated_bytes > usual.peak_allocated_bytes
+
+
 @pytest.mark.parametrize("config", [LLAMA, MIXTRAL], ids=["llama", "mixtral"])
 def test_live_bytes_never_fall_when_the_model_gets_deeper(tmp_path: Path, config: dict[str, Any]) -> None:
     found = [live_bytes(folder(tmp_path, config, num_hidden_layers=depth), seq_len=128) for depth in (1, 2, 4, 5, 9, 20)]

@@ -286,11 +286,14 @@ def test_the_layers_that_are_quantised_are_those_of_the_estimate(folder: Path, t
         assert {one.dtype for one in found.parameters() if one.requires_grad} == {torch.float32}
 
 
-def test_adapters_stand_where_peft_puts_them_with_its_alpha(folder: Path) -> None:
+def test_adapters_stand_where_peft_puts_them_with_an_alpha_of_twice_the_rank(folder: Path) -> None:
     usual = load(folder, method="lora").peft_config["default"]
-    assert (usual.r, usual.lora_alpha, usual.lora_dropout, set(usual.target_modules)) == (8, 8, 0.0, {"q_proj", "v_proj"})
+    assert (usual.r, usual.lora_alpha, usual.lora_dropout, set(usual.target_modules)) == (8, 16, 0.0, {"q_proj", "v_proj"})
     everywhere = load(folder, method="lora", lora_targets=("all-linear",), lora_rank=2).peft_config["default"]
-    assert everywhere.r == 2
+    assert (everywhere.r, everywhere.lora_alpha) == (2, 4)
+    given = load(folder, method="lora", lora_alpha=24, lora_dropout=0.1)
+    assert (given.peft_config["default"].lora_alpha, given.peft_config["default"].lora_dropout) == (24, 0.1)
+    assert has_dropout(given)
     assert {"gate_proj", "o_proj"} < {name.rpartition(".")[2] for name in everywhere.target_modules}
     same = [load(folder, method="lora", seed=5) for _time in range(2)]
     assert torch.equal(weights(same[0]), weights(same[1]))

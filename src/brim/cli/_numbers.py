@@ -39,16 +39,16 @@ class WholeNumber(click.IntRange):
 
 
 class Number(click.FloatRange):
-    """`Number(0)`: 0 and above. `Number(above=0)`: above 0."""
+    """`Number(0)`: 0 and above. `Number(above=0)`: above 0. `Number(0, below=1)`: a share of less than 1."""
 
     name = "float"
 
-    def __init__(self, least: float | None = None, *, above: float | None = None) -> None:
-        super().__init__(min=least if above is None else above, min_open=above is not None)
-        self.least, self.above = least, above
+    def __init__(self, least: float | None = None, *, above: float | None = None, below: float | None = None) -> None:
+        super().__init__(min=least if above is None else above, min_open=above is not None, max=below, max_open=below is not None)
+        self.least, self.above, self.below = least, above, below
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number; one click.BadParameter where it is none, or too small."""
+        """The number; one click.BadParameter where it is none, too small or too large."""
         try:
             number = math.nan if isinstance(value, bool) else float(value)
         except (TypeError, ValueError, OverflowError):
@@ -59,6 +59,8 @@ class Number(click.FloatRange):
             self.fail(_("{value} is not above {bound:g}.").format(value=value, bound=self.above), param, ctx)
         if self.least is not None and number < self.least:
             self.fail(_("{value} is less than {least}.").format(value=value, least=f"{self.least:g}"), param, ctx)
+        if self.below is not None and number >= self.below:
+            self.fail(_("{value} is not below {bound:g}.").format(value=value, bound=self.below), param, ctx)
         return number
 
 

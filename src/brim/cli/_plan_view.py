@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from brim.cli._output import Column, bar, grid, line_width, table
 from brim.locale import _, sentences
 from brim.sizes import format_bytes, format_count
+from brim.workload.settings import method_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,7 +137,7 @@ def _headline(plan: Plan) -> str:
     shape = str(workload.max_length) + (f" -> {workload.target_length}" if workload.target_length is not None else "")
     words = [
         workload.model,
-        workload.method if workload.lora_rank is None else f"{workload.method} r={workload.lora_rank}",
+        method_words(workload),
         _("{shape} tokens").format(shape=shape),
         _("effective batch {count}").format(count=workload.effective_batch),
     ]

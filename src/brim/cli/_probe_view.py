@@ -8,6 +8,7 @@ from brim.cli._output import Column, bar, grid, line_width, table
 from brim.locale import _
 from brim.prober.search import NOISE
 from brim.sizes import format_bytes
+from brim.workload.settings import method_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +41,7 @@ def probe_blocks(found: Measurement) -> Iterator[RenderableType]:
 def _headline(found: Measurement) -> str:
     workload, settings = found.workload, found.settings
     shape = str(workload.max_length) + (f" -> {workload.target_length}" if workload.target_length is not None else "")
-    words = [workload.model, workload.method if workload.lora_rank is None else f"{workload.method} r={workload.lora_rank}"]
+    words = [workload.model, method_words(workload)]
     if settings is not None:
         words += [settings.precision, settings.optimizer]
         if settings.checkpointing != "none":

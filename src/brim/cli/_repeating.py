@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 _TOKENIZER: Final = "tokenizer "
 _FLAGS: Final = {
-    "task": "--task", "method": "--method", "lora_rank": "--lora-rank", "lora_dtype": "--lora-dtype", "base_dtype": "--base-dtype",
+    "task": "--task", "method": "--method", "lora_rank": "--lora-rank", "lora_alpha": "--lora-alpha", "lora_dropout": "--lora-dropout",
+    "lora_dtype": "--lora-dtype", "base_dtype": "--base-dtype",
     "loss": "--loss", "max_length": "--seq-len", "target_length": "--target-len", "effective_batch": "--effective-batch",
 }  # fmt: skip
 """Of both verbs; what is at its default is not said."""

@@ -61,6 +61,8 @@ STEP_OPTIONS = (
     option("--task", type=click.Choice(get_args(Task)), help=N_("What the model learns. Default: the model's own task.")),
     option("--method", type=click.Choice(get_args(Method)), help=N_("Which weights train. Default: full.")),
     option("--lora-rank", **POSITIVE, config_names=("lora_r",), help=N_("Rank of the adapters. Default: 8, as in peft.")),
+    option("--lora-alpha", **POSITIVE, help=N_("Adapters are scaled by alpha / rank. Default: twice the rank.")),
+    option("--lora-dropout", type=Number(0, below=1), metavar="X", help=N_("Dropout before the adapters. Default: 0.")),
     option(
         "--lora-targets",
         type=Words(),

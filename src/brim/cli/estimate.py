@@ -157,13 +157,15 @@ def estimate_blocks(answer: Estimate, warnings: Iterable[str] | None = None) -> 
 
 
 def _headline(answer: Estimate) -> str:
+    from brim.workload.settings import method_words
+
     settings = answer.settings
     shape = f"{settings.micro_batch} x {settings.seq_len}"
     if settings.target_len is not None:
         shape += f" -> {settings.target_len}"
     words = [
         f"{answer.model} ({format_count(answer.total_parameters)})",
-        settings.method if settings.method == "full" else f"{settings.method} r={settings.lora_rank}",
+        method_words(settings),
         settings.precision,
         settings.optimizer,
         _("{shape} tokens").format(shape=shape),

@@ -132,7 +132,11 @@ def build(case: dict[str, Any], config: dict[str, Any], held: torch.dtype, compu
     known = peft.utils.constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     if targets is None and config["model_type"] not in known:
         targets = "all-linear"
-    return peft.get_peft_model(model, peft.LoraConfig(r=case["lora_rank"], target_modules=targets, task_type=tasks[case["task"]]))
+    adapters = peft.LoraConfig(
+        r=case["lora_rank"], lora_alpha=case.get("lora_alpha", 2 * case["lora_rank"]), lora_dropout=case.get("lora_dropout", 0.0),
+        target_modules=targets, task_type=tasks[case["task"]],
+    )  # fmt: skip
+    return peft.get_peft_model(model, adapters)
 
 
 def auto_class(task: str) -> Any:

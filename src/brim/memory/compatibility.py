@@ -78,7 +78,10 @@ def check_module(given: Settings, *, has_step: bool) -> None:
 
 def _check_words(settings: Settings) -> None:
     check_patterns(settings.freeze)
-    given = {"--lora-rank": settings.lora_rank, "--lora-targets": settings.lora_targets, "--lora-dtype": settings.lora_dtype}
+    given = {
+        "--lora-rank": settings.lora_rank, "--lora-alpha": settings.lora_alpha, "--lora-dropout": settings.lora_dropout,
+        "--lora-targets": settings.lora_targets, "--lora-dtype": settings.lora_dtype,
+    }  # fmt: skip
     used = [name for name, value in given.items() if value]
     if settings.method == "full" and (used or settings.base_dtype):
         names = ", ".join(used or ["--base-dtype"])

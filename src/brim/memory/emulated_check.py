@@ -30,8 +30,8 @@ _UNLIMITED: Final = 1 << 40
 """Memory of the card. The check compares peaks; the estimate decides whether they fit."""
 _MEASURED: Final = frozenset(
     {
-        "task", "method", "lora_rank", "lora_targets", "micro_batch", "seq_len", "accumulation", "precision", "optimizer", "checkpointing",
-        "attention", "padded", "max_grad_norm",
+        "task", "method", "lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "micro_batch", "seq_len", "accumulation", "precision",
+        "optimizer", "checkpointing", "attention", "padded", "max_grad_norm",
     }
 )  # fmt: skip
 """Settings that the reference training supports; all others must have their default values."""

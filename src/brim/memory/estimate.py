@@ -26,7 +26,7 @@ from brim.memory.where import Where, find_where
 from brim.records import Estimate, MemoryPrediction
 from brim.version import __version__
 from brim.workload.resolve import Model, find_model
-from brim.workload.settings import DEFAULT_RANK, Settings, read_settings
+from brim.workload.settings import ALPHA_PER_RANK, DEFAULT_RANK, Settings, read_settings
 from brim.workload.words import Kind
 
 if TYPE_CHECKING:
@@ -155,6 +155,7 @@ class Question:
             padded=settings.padded,
             method=settings.method,
             lora_rank=settings.lora_rank or DEFAULT_RANK,
+            lora_dropout=settings.lora_dropout,  # alpha changes no byte: all alphas share a trace
             lora_targets=settings.lora_targets,
             lora_dtype=settings.lora_dtype,
             base_dtype=settings.base_dtype,
@@ -276,6 +277,7 @@ def fill(settings: Settings, model: object, where: Where) -> Settings:
         gpus = where.count
     ranks = gpus * settings.nodes
     task = settings.task or _own_task(model)
+    rank = settings.lora_rank or (DEFAULT_RANK if settings.method != "full" else None)
     length = settings.seq_len or default_length(model.config if isinstance(model, Model) else None)
     return replace(
         settings,
@@ -284,7 +286,8 @@ def fill(settings: Settings, model: object, where: Where) -> Settings:
         seq_len=length,
         target_len=settings.target_len or (length if task == "seq2seq" else None),
         sharding=settings.sharding or ("ddp" if ranks > 1 else "none"),
-        lora_rank=settings.lora_rank or (DEFAULT_RANK if settings.method != "full" else None),
+        lora_rank=rank,
+        lora_alpha=settings.lora_alpha or (ALPHA_PER_RANK * rank if rank is not None else None),
     )
 
 

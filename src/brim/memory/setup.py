@@ -26,6 +26,9 @@ class Setup:
     padded: bool = True
     method: Method = "full"
     lora_rank: int = 8
+    lora_alpha: int = 16
+    """A factor: the bytes and the time of a step do not depend on it."""
+    lora_dropout: float = 0.0
     lora_targets: tuple[str, ...] = ()
     lora_dtype: DType | None = None
     """None: as peft makes them, float32 beside a base in half precision."""

@@ -10,6 +10,7 @@ from brim.pictures import words
 from brim.pictures.emulation_words import verdict_of
 from brim.pictures.markup import Html, join, tag
 from brim.pictures.parts import Section, facts, listed
+from brim.workload.settings import method_words
 
 if TYPE_CHECKING:
     from brim.pictures.steps import Steps
@@ -292,7 +293,7 @@ def _facts_of_workload(subject: Subject) -> list[tuple[str, object]]:
         (_("Model"), workload.model),
         (_("Data"), found.data.source if found.data is not None else ""),
         (_("Machine"), words.where(found.machine)),
-        (_("How"), workload.method if workload.lora_rank is None else f"{workload.method} r={workload.lora_rank}"),
+        (_("How"), method_words(workload)),
         (_("Longest sequence"), _("{shape} tokens").format(shape=shape)),
         (_("Effective batch"), words.count(workload.effective_batch)),
         (_("Memory limit"), words.size(_workload_limit(subject))),

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from brim.workload.settings import Settings
 
 _STRUCTURE = (
-    "method", "lora_rank", "lora_targets", "lora_dtype", "base_dtype", "freeze", "precision", "optimizer", "checkpointing", "attention",
-    "padded", "loss", "sharding", "offload", "gradient_as_bucket_view", "gpus", "nodes",
+    "method", "lora_rank", "lora_dropout", "lora_targets", "lora_dtype", "base_dtype", "freeze", "precision", "optimizer", "checkpointing",
+    "attention", "padded", "loss", "sharding", "offload", "gradient_as_bucket_view", "gpus", "nodes",
 )  # fmt: skip
 
 

@@ -226,6 +226,8 @@ def workload_of(request: Request, found: Found) -> Workload:
         padded=base.padded,
         method=base.method,
         lora_rank=base.lora_rank,
+        lora_alpha=base.lora_alpha,
+        lora_dropout=base.lora_dropout,
         lora_targets=base.lora_targets,
         lora_dtype=base.lora_dtype,
         base_dtype=base.base_dtype,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Probe = str | os.PathLike[str] | Measurement
 
 _ALWAYS = ("task", "freeze", "loss")
-_OF_ADAPTERS = ("lora_rank", "lora_targets", "lora_dtype", "base_dtype")
+_OF_ADAPTERS = ("lora_rank", "lora_dropout", "lora_targets", "lora_dtype", "base_dtype")
 _ADAMW = {"adamw-fused": "adamw", "adamw-loop": "adamw"}
 """The same update in other kernels."""
 
@@ -123,6 +123,7 @@ def _settings_of(measurement: Measurement) -> Settings:
         task=workload.task,
         method=workload.method,
         lora_rank=workload.lora_rank or (DEFAULT_RANK if workload.method != "full" else None),
+        lora_dropout=workload.lora_dropout,
         lora_targets=workload.lora_targets,
         lora_dtype=workload.lora_dtype,
         base_dtype=workload.base_dtype,

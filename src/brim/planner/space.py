@@ -115,7 +115,8 @@ def _is_worth_a_look(choice: dict[str, Any], pinned: dict[str, Any]) -> bool:
 def _of_method(choice: dict[str, Any], pinned: dict[str, Any]) -> dict[str, Any]:
     extra: dict[str, Any] = {}
     if choice["method"] == "full":
-        extra |= {"lora_rank": None, "lora_targets": (), "lora_dtype": None, "base_dtype": None}
+        extra |= {"lora_rank": None, "lora_alpha": None, "lora_dropout": 0.0, "lora_targets": (), "lora_dtype": None}
+        extra["base_dtype"] = None
     if choice["offload"] != "none" and choice["sharding"] == "none" and "sharding" not in pinned:
         extra["sharding"] = "zero3" if choice["offload"] == "parameters" else "zero2"
     return extra

@@ -151,6 +151,8 @@ def _workload(request: ProbeRequest, size: int) -> Workload:
         padded=settings.padded,
         method=settings.method,
         lora_rank=settings.lora_rank,
+        lora_alpha=settings.lora_alpha,
+        lora_dropout=settings.lora_dropout,
         lora_targets=settings.lora_targets,
         lora_dtype=settings.lora_dtype,
         base_dtype=settings.base_dtype,

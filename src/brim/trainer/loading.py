@@ -26,7 +26,7 @@ from brim.trainer.chunking import use_proven_chunks
 from brim.trainer.weights import ATTENTION, Weights, completed, told, why_no_hub
 from brim.workload.cards import find_card
 from brim.workload.own import make_known
-from brim.workload.settings import DEFAULT_RANK, Settings
+from brim.workload.settings import ALPHA_PER_RANK, DEFAULT_RANK, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +40,8 @@ _STITCHED: Final = "brim_stitched"
 _SHAPING: Final = (
     "method",
     "lora_rank",
+    "lora_alpha",
+    "lora_dropout",
     "lora_targets",
     "lora_dtype",
     "base_dtype",
@@ -192,10 +194,12 @@ def _no_tokenizer(name: str, why: str) -> UsageError:
 def _setup(config: Mapping[str, Any], settings: Settings, labels: Sequence[str]) -> Setup:
     """As `brim estimate` makes it; the batch has no say here."""
     assert settings.task is not None, "the caller fills in the task"
+    rank = settings.lora_rank or DEFAULT_RANK
     return Setup(
         config=config, task=settings.task, micro_batch=1, length=1, method=settings.method,
-        lora_rank=settings.lora_rank or DEFAULT_RANK, lora_targets=settings.lora_targets, lora_dtype=settings.lora_dtype,
-        base_dtype=settings.base_dtype, freeze=settings.freeze, precision=settings.precision, optimizer=settings.optimizer,
+        lora_rank=rank, lora_alpha=settings.lora_alpha or ALPHA_PER_RANK * rank, lora_dropout=settings.lora_dropout,
+        lora_targets=settings.lora_targets, lora_dtype=settings.lora_dtype, base_dtype=settings.base_dtype,
+        freeze=settings.freeze, precision=settings.precision, optimizer=settings.optimizer,
         checkpointing=settings.checkpointing, attention=settings.attention, num_labels=len(labels) or _classes(config),
         loss=settings.loss,
     )  # fmt: skip

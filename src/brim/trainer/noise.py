@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def noise_notes(config: Mapping[str, Any]) -> list[str]:
-    """What in a model's config makes a step depend on its slices, and what that means."""
+def noise_notes(config: Mapping[str, Any], lora_dropout: float = 0.0) -> list[str]:
+    """What in a model's config, and in its adapters, makes a step depend on its slices, and what that means."""
     found = {**config, **(config.get("text_config") or {})}
     rates = {name: value for name, value in found.items() if _is_dropout(name) and isinstance(value, int | float) and value > 0}
+    if lora_dropout:
+        rates["lora_dropout"] = lora_dropout
     notes = []
     if rates:
         said = ", ".join(f"{name} {value:g}" for name, value in rates.items())

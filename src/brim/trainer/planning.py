@@ -18,6 +18,7 @@ from brim.trainer.crew import ENGINES
 from brim.trainer.ranks import World
 from brim.trainer.request import TrainRequest
 from brim.workload.lengths import Lengths
+from brim.workload.settings import recorded_alpha
 
 if TYPE_CHECKING:
     from brim.workload.settings import Settings
@@ -112,7 +113,7 @@ class Planning:
         best = plan.best
         if best is None:
             raise UsageError(_("{path} is a plan in which nothing fits.").format(path=self.request.plan))
-        said = {**vars(plan.workload), **vars(best)}
+        said = {**vars(plan.workload), **vars(best), "lora_alpha": recorded_alpha(plan.workload)}
         for name, value in {**self.request.pinned, "effective_batch": self.request.effective_batch}.items():
             if value is not None and name in said and said[name] != value:
                 raise UsageError(

@@ -43,6 +43,7 @@ from brim.trainer.request import TrainRequest
 from brim.trainer.slicing import budgets_of, foresee
 from brim.trainer.versions import versions
 from brim.workload.lengths import Lengths
+from brim.workload.settings import recorded_alpha
 
 if TYPE_CHECKING:
     from brim.workload.settings import Settings
@@ -114,7 +115,7 @@ class Preparation:
         assert best is not None
         # A plan from a file may ask for what this machine does not have.
         refuse_beforehand(self.request, settings, self._device(where))
-        self.notes += noise_notes(self.request.model.config or {})
+        self.notes += noise_notes(self.request.model.config or {}, settings.lora_dropout)
         verification = self._prove(settings)
         probe = self._probe(settings, lengths, where, planning.effective_batch)
         steps_per_epoch = -(-len(training) // planning.effective_batch)
@@ -278,8 +279,9 @@ class Preparation:
         base = plan.workload
         return replace(
             usual, task=base.task, method=best.method, precision=best.precision, checkpointing=best.checkpointing,
-            attention=best.attention, optimizer=best.optimizer, lora_rank=base.lora_rank, lora_targets=base.lora_targets,
-            lora_dtype=base.lora_dtype, base_dtype=base.base_dtype, freeze=base.freeze, loss=base.loss,
+            attention=best.attention, optimizer=best.optimizer, lora_rank=base.lora_rank, lora_alpha=recorded_alpha(base),
+            lora_dropout=base.lora_dropout, lora_targets=base.lora_targets, lora_dtype=base.lora_dtype,
+            base_dtype=base.base_dtype, freeze=base.freeze, loss=base.loss,
             max_grad_norm=base.max_grad_norm, seq_len=int(lengths.tokens.max()),
             target_len=int(lengths.target_tokens.max()) if lengths.has_targets else None, micro_batch=1, accumulation=1,
             **self._spread(usual),

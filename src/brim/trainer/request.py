@@ -19,7 +19,7 @@ from brim.locale import _, sentences
 from brim.records import Launcher, LossOn, RunCard, Schedule
 from brim.sizes import parse_size
 from brim.workload.resolve import Model, find_model
-from brim.workload.settings import Settings, read_settings
+from brim.workload.settings import Settings, read_settings, recorded_alpha
 
 DeviceWord = Literal["cpu", "cuda"]
 RUN_FILE = "run.json"
@@ -164,12 +164,14 @@ def _taken_up(folder: Path, model: Any, given: dict[str, Any]) -> tuple[RunCard,
             _("--resume goes on in {folder}, and -o names another folder.").format(folder=folder), hint=_("Leave -o out.")
         )
     # What was chosen for the run stays chosen, whatever a plan would say of today's memory.
-    kept = {
+    kept: dict[str, Any] = {
         "effective_batch": card.effective_batch,
         "precision": card.settings.precision,
         "optimizer": card.settings.optimizer,
         "learning_rate": card.recipe.learning_rate,
     }
+    if card.settings.method != "full":
+        kept |= {"lora_alpha": recorded_alpha(card.settings), "lora_dropout": card.settings.lora_dropout}
     merged = {**kept, **before, **{key: value for key, value in given.items() if key in MAY_CHANGE | {"dry_run"}}}
     if "micro_batch" in given and "accumulation" not in given:
         merged.pop("accumulation", None)
@@ -185,7 +187,10 @@ def _taken_up(folder: Path, model: Any, given: dict[str, Any]) -> tuple[RunCard,
 
 def _refuse_other_steps(card: RunCard, name: str, model: Any, given: Mapping[str, Any]) -> None:
     """What would make the steps of a run other ones cannot be told anew; what is as it was may be said again."""
-    in_force = {**vars(card.settings), **vars(card.recipe), **vars(card.options), "effective_batch": card.effective_batch}
+    in_force = {
+        **vars(card.settings), **vars(card.recipe), **vars(card.options),
+        "effective_batch": card.effective_batch, "lora_alpha": recorded_alpha(card.settings),
+    }  # fmt: skip
     others = {key: value for key, value in _plain(given).items() if key not in MAY_CHANGE | {"output", "dry_run"}}
     if model is not None:
         others["model"] = _absolute(os.fspath(model))

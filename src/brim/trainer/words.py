@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from brim.locale import _, sentences
 from brim.sizes import format_bytes, format_count
+from brim.workload.settings import method_words
 
 if TYPE_CHECKING:
     from brim.records import RunCard, TrainingResult
 
-LORA_ALPHA = 8
-"""peft's own default, whatever the rank."""
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
@@ -81,10 +80,7 @@ def loading(card: RunCard) -> str:
 
 
 def _model(card: RunCard) -> str:
-    method = card.settings.method
-    if method != "full":
-        method = f"{method} r={card.settings.lora_rank} alpha={LORA_ALPHA}"  # type: ignore[assignment]
-    said = f"{card.name}, {card.settings.task}, {method}, {card.settings.optimizer}"
+    said = f"{card.name}, {card.settings.task}, {method_words(card.settings)}, {card.settings.optimizer}"
     if 0 < card.trainable_parameters < card.total_parameters:
         text = _("{said}; {trained} of {total} parameters train")
         said = text.format(said=said, trained=format_count(card.trainable_parameters), total=format_count(card.total_parameters))

@@ -24,6 +24,7 @@ from brim.step.book import say
 from brim.trainer.lessons import Lessons
 from brim.trainer.ranks import World
 from brim.trainer.request import LEDGER_FILE
+from brim.workload.settings import recorded_alpha
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -266,7 +267,7 @@ class Worker:
 
 def _as_loaded(card: RunCard) -> Any:
     """DeepSpeed rounds weights by itself, and keeps float32 ones beside them: they are loaded as exact as they are."""
-    settings = card.settings
+    settings = replace(card.settings, lora_alpha=recorded_alpha(card.settings))
     is_rounded = card.is_sharded and settings.sharding != "fsdp" and settings.precision in {"bf16", "amp-fp16"}
     return replace(settings, precision="amp-bf16") if is_rounded else settings
 

@@ -69,6 +69,9 @@ class Workload(Record):
     lora_rank: PositiveInt | None = None
     lora_targets: tuple[str, ...] = ()
     """Module names, or `all-linear`; empty means peft's own default for the model."""
+    lora_alpha: PositiveInt | None = None
+    """The adapters are scaled by alpha / rank. Records of LoRA methods without it were written when it was always 8."""
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     lora_dtype: DType | None = None
     base_dtype: DType | None = None
     """Dtype of the frozen base under LoRA; None: half precision under amp, else as the precision says."""
@@ -88,8 +91,10 @@ class Workload(Record):
             raise ValueError(_("target_length belongs to seq2seq, and the task is {task}").format(task=self.task))
         if self.task == "seq2seq" and self.target_length is None:
             raise ValueError(_("a seq2seq workload needs target_length"))
-        if self.method == "full" and (self.lora_rank or self.lora_targets):
-            raise ValueError(_("lora_rank and lora_targets belong to LoRA methods, and the method is full"))
+        if self.method == "full" and (self.lora_rank or self.lora_targets or self.lora_alpha or self.lora_dropout):
+            raise ValueError(
+                _("lora_rank, lora_targets, lora_alpha and lora_dropout belong to LoRA methods, and the method is full")
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -25,9 +25,18 @@ from brim.workload.words import (
     Task,
 )
 
+if TYPE_CHECKING:
+    from brim.workload.records import Workload
+
 DEFAULT_LENGTH = 2048
 DEFAULT_RANK = 8
 """peft's own default."""
+ALPHA_PER_RANK = 2
+"""Default `lora_alpha` is twice the rank, so that the scale of the adapters (alpha / rank) does not depend on the rank."""
+ALPHA_BEFORE_OPTION = 8
+"""peft's default, which every run used before `lora_alpha` was a setting: what a record without the field means."""
+
+Dropout = Annotated[float, Field(ge=0, lt=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +50,9 @@ class Settings:
     lora_rank: PositiveInt | None = None
     lora_targets: tuple[str, ...] = ()
     """Module names, or `all-linear`; empty: peft's default for the model."""
+    lora_alpha: PositiveInt | None = None
+    """Adapters are scaled by alpha / rank. In a record, None means `ALPHA_BEFORE_OPTION` (see `recorded_alpha`)."""
+    lora_dropout: Dropout = 0.0
     lora_dtype: DType | None = None
     base_dtype: DType | None = None
     freeze: tuple[str, ...] = ()
@@ -72,6 +84,19 @@ class Settings:
     def ranks(self) -> int:
         """Devices over all nodes."""
         return self.gpus * self.nodes
+
+
+def recorded_alpha(record: Settings | Workload) -> int | None:
+    """The alpha of a record that was filled in when it was written; None without adapters."""
+    return (record.lora_alpha or ALPHA_BEFORE_OPTION) if record.method != "full" else None
+
+
+def method_words(record: Settings | Workload) -> str:
+    """`full`, or `lora r=8 alpha=16 dropout=0.05`."""
+    if record.lora_rank is None:
+        return record.method
+    dropout = f" dropout={record.lora_dropout:g}" if record.lora_dropout else ""
+    return f"{record.method} r={record.lora_rank} alpha={recorded_alpha(record)}{dropout}"
 
 
 def read_settings(given: dict[str, Any]) -> Settings:

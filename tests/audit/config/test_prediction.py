@@ -58,6 +58,13 @@ def test_the_memory_of_other_formats_is_predicted_too(llama: str) -> None:
     assert rules(predicted(text)) == ["config-over-memory"]
 
 
+def test_the_dropout_of_adapters_counts_and_trl_has_some_by_default(llama: str) -> None:
+    text = TRL.replace("gpt2", llama).replace("use_peft: false", "use_peft: true").replace("batch_size: 4", "batch_size: 512")
+    text += "gradient_checkpointing: false\n"
+    messages = [predicted(text + line)[0].message for line in ("", "lora_dropout: 0.05\n", "lora_dropout: 0\n")]
+    assert messages[0] == messages[1] != messages[2]
+
+
 def test_processes_share_the_effective_batch(llama: str) -> None:
     [found] = predicted(config(llama, 64, 1), gpu="2GiB", gpus=2)
     assert "at the same effective batch of 128" in found.message

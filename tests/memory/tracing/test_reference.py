@@ -36,6 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     "Llama, unpadded": {"config": LLAMA, "padded": False},
     "Llama, checkpointed, accumulated": {"config": LLAMA, "checkpointing": "full", "accumulation": 2, "micro_batch": 8},
     "Llama, LoRA in bfloat16": {"config": LLAMA, "method": "lora", "precision": "bf16"},
+    "Llama, LoRA with dropout": {"config": LLAMA, "method": "lora", "lora_dropout": 0.1, "lora_targets": ("all-linear",)},
     "Llama, the first layer and the embeddings frozen": {"config": LLAMA, "freeze": ("embed", r"layers\.0\.")},
     "Llama, loss in chunks": {"config": LLAMA, "loss": "chunked", "micro_batch": 6},
     "GPT-2, every second layer checkpointed": {"config": GPT2, "checkpointing": "every:2"},

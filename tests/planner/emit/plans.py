@@ -11,8 +11,8 @@ from brim.records import Candidate, Plan
 from brim.step.cuts import cut
 from brim.workload.records import Workload
 
-_WORKLOAD = {"model", "task", "max_length", "target_length", "samples", "epochs", "lora_rank", "lora_targets", "lora_dtype",
-             "base_dtype", "freeze", "loss", "max_grad_norm", "seed"}  # fmt: skip
+_WORKLOAD = {"model", "task", "max_length", "target_length", "samples", "epochs", "lora_rank", "lora_alpha", "lora_dropout", "lora_targets",
+             "lora_dtype", "base_dtype", "freeze", "loss", "max_grad_norm", "seed"}  # fmt: skip
 
 
 def make_plan(
@@ -39,7 +39,7 @@ def without_best(plan: Plan) -> Plan:
     return replace(plan, fits=False, best=None)
 
 
-LORA: dict[str, Any] = {"method": "lora", "lora_rank": 16}
+LORA: dict[str, Any] = {"method": "lora", "lora_rank": 16, "lora_alpha": 32}
 PLANS: dict[str, Plan] = {
     "full, ddp": make_plan(num_workers=4, pin_memory=True, prefetch_factor=2, eval_batch=16),
     "full in bf16, one card": make_plan(gpus="a100-80gb", precision="bf16", checkpointing="full"),

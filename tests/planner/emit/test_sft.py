@@ -101,12 +101,12 @@ def test_trl_makes_the_adapters_that_were_planned(tmp_path: Path) -> None:
     trl: Any = pytest.importorskip("trl", reason="TRL is not installed: pip install trl")
 
     file = tmp_path / "trl_sft.yaml"
-    file.write_text(files_of(make_plan(**LORA), "trl")["trl_sft.yaml"])
+    file.write_text(files_of(make_plan(**LORA, lora_dropout=0.05), "trl")["trl_sft.yaml"])
     (model, *_rest) = trl.TrlParser([trl.ModelConfig]).parse_args_and_config(
         ["--config", str(file)], fail_with_unknown_args=False
     )
     adapters = trl.get_peft_config(model)
-    assert (adapters.r, adapters.lora_alpha, adapters.lora_dropout) == (16, 8, 0.0)
+    assert (adapters.r, adapters.lora_alpha, adapters.lora_dropout) == (16, 32, 0.05)
     assert adapters.target_modules == {"q_proj", "v_proj"}
 
 
@@ -148,6 +148,20 @@ def test_llama_factorys_keys_are_documented_and_its_batch_is_the_plans(name: str
     product = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"] * plan.best.world_size
     assert product == plan.best.effective_batch
     assert settings["dataset"] in json.loads(files_of(plan, "llama-factory")["dataset_info.json"])
+
+
+@pytest.mark.parametrize(
+    ("given", "alpha", "dropout"),
+    [({"lora_alpha": 24, "lora_dropout": 0.1}, 24, 0.1), ({"lora_alpha": None}, 8, 0.0)],
+    ids=["given", "a plan of an older brim, which always took 8"],
+)
+def test_alpha_and_dropout_are_written_into_every_format(given: dict[str, Any], alpha: int, dropout: float) -> None:
+    plan = make_plan(gpus="t4", precision="amp-fp16", **{**LORA, **given})
+    for name, file in (("trl", "trl_sft.yaml"), ("axolotl", "axolotl.yaml"), ("llama-factory", "llama_factory.yaml")):
+        settings = read(plan, name, file)
+        assert (settings["lora_alpha"], settings["lora_dropout"]) == (alpha, dropout)
+    files = files_of(plan, "transformers")
+    assert f"lora_alpha={alpha}, lora_dropout={dropout}," in files["training_arguments.py"]
 
 
 def test_every_format_is_expressible_for_the_commonest_plan() -> None:

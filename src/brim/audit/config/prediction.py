@@ -40,6 +40,9 @@ _OTHER_TASKS: Final = (
     "num_generations", "max_prompt_length", "max_completion_length", "beta", "precompute_ref_log_probs", "desirable_weight",
     "center_rewards_coefficient",
 )  # fmt: skip
+_RANKS: Final = {"trl": 16}
+_DROPOUTS: Final = {"trl": 0.05}
+"""The same for `lora_r` and `lora_dropout` of TRL's ModelConfig; elsewhere 8, peft's default, and no dropout."""
 _CHECKPOINTED: Final = ("trl", "llama-factory")
 """Tools that checkpoint unless they are told not to."""
 
@@ -280,9 +283,15 @@ def _method(config: Config, view: View) -> dict[str, Any]:
         targets = ["all-linear"]
     return {
         "method": {4: "qlora", 8: "lora-8bit"}.get(bits, "lora") if bits else "lora",
-        "lora_rank": config.whole("lora_rank" if config.kind == "llama-factory" else "lora_r"),
+        "lora_rank": config.whole("lora_rank" if config.kind == "llama-factory" else "lora_r") or _RANKS.get(config.kind),
+        "lora_dropout": _dropout(config),
         "lora_targets": tuple(str(each) for each in targets or ()),
     }
+
+
+def _dropout(config: Config) -> float:
+    value = config.value("lora_dropout", _DROPOUTS.get(config.kind))
+    return float(value) if isinstance(value, int | float) and 0 <= value < 1 else 0.0
 
 
 def _sharding(config: Config, ranks: int) -> dict[str, Any]:

@@ -182,9 +182,11 @@ def _with_lora(model: Any, setup: Setup, device: str) -> Any:
     if setup.checkpointing != "none":
         model.enable_input_require_grads()
     with torch.device(device):
-        wrapped: Any = peft.get_peft_model(
-            model, peft.LoraConfig(r=setup.lora_rank, target_modules=lora_targets(setup), task_type=task)
-        )
+        adapters = peft.LoraConfig(
+            r=setup.lora_rank, lora_alpha=setup.lora_alpha, lora_dropout=setup.lora_dropout,
+            target_modules=lora_targets(setup), task_type=task,
+        )  # fmt: skip
+        wrapped: Any = peft.get_peft_model(model, adapters)
     if setup.lora_dtype is not None:
         for name, parameter in wrapped.named_parameters():
             if "lora_" in name:

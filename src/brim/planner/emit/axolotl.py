@@ -12,7 +12,7 @@ from brim.errors import UnsupportedError
 from brim.locale import _
 from brim.planner.emit import arguments, deepspeed, sft
 from brim.planner.emit.files import Files
-from brim.planner.emit.recipe import LION_BETA2, LORA_ALPHA, MOMENTUM, Recipe
+from brim.planner.emit.recipe import LION_BETA2, MOMENTUM, Recipe
 from brim.planner.emit.said import head
 from brim.planner.emit.text import yaml_text
 
@@ -73,8 +73,8 @@ def _adapter(recipe: Recipe) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "adapter": "qlora" if recipe.quantised_bits == 4 else "lora",
         "lora_r": recipe.lora_rank,
-        "lora_alpha": LORA_ALPHA,
-        "lora_dropout": 0.0,
+        "lora_alpha": recipe.lora_alpha,
+        "lora_dropout": recipe.lora_dropout,
         **({"lora_target_linear": True} if isinstance(targets, str) else {"lora_target_modules": targets}),
     }
     if recipe.quantised_bits:

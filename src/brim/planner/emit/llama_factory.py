@@ -6,15 +6,17 @@ bfloat16. Gradient checkpointing is on unless it is switched off.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brim.errors import UnsupportedError
 from brim.locale import _
 from brim.planner.emit import arguments, deepspeed, launchers, sft
 from brim.planner.emit.files import Files
-from brim.planner.emit.recipe import LORA_ALPHA, Recipe
 from brim.planner.emit.said import head
 from brim.planner.emit.text import json_text, yaml_text
+
+if TYPE_CHECKING:
+    from brim.planner.emit.recipe import Recipe
 
 NAME = "llama_factory.yaml"
 DATASETS = "dataset_info.json"
@@ -97,8 +99,8 @@ def _method(recipe: Recipe) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "finetuning_type": "lora",
         "lora_rank": recipe.lora_rank,
-        "lora_alpha": LORA_ALPHA,
-        "lora_dropout": 0.0,
+        "lora_alpha": recipe.lora_alpha,
+        "lora_dropout": recipe.lora_dropout,
         "lora_target": "all" if isinstance(targets, str) else ",".join(targets),
     }
     if recipe.quantised_bits:

@@ -5,8 +5,12 @@ These belong to the model and not to the training arguments, so a YAML cannot sa
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from brim.planner.emit.arguments import by_fsdp
-from brim.planner.emit.recipe import LORA_ALPHA, Recipe
+
+if TYPE_CHECKING:
+    from brim.planner.emit.recipe import Recipe
 
 _AUTO = {
     "causal-lm": "AutoModelForCausalLM",
@@ -93,7 +97,8 @@ def _adapters(recipe: Recipe) -> list[str]:
         lines.append("model.enable_input_require_grads()  # a frozen embedding would cut checkpointed layers off")
     lines += [
         "adapters = LoraConfig(",
-        f"    r={recipe.lora_rank}, lora_alpha={LORA_ALPHA}, lora_dropout=0.0, target_modules={recipe.lora_targets!r},",
+        f"    r={recipe.lora_rank}, lora_alpha={recipe.lora_alpha}, lora_dropout={recipe.lora_dropout},",
+        f"    target_modules={recipe.lora_targets!r},",
         f'    task_type="{_TASK[recipe.plan.workload.task]}",',
         ")",
         "model = get_peft_model(model, adapters)",

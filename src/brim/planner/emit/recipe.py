@@ -18,15 +18,13 @@ from brim.planner.emit.equal import Equal, cut_note, equal_cut
 from brim.records import Candidate, Plan
 from brim.workload.cards import find_card
 from brim.workload.resolve import find_model
-from brim.workload.settings import DEFAULT_RANK
+from brim.workload.settings import ALPHA_PER_RANK, DEFAULT_RANK, recorded_alpha
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 TRAINER_LEARNING_RATE = 5e-5
 """transformers/training_args.py: what the Trainer takes where nothing is said."""
-LORA_ALPHA = 8
-"""peft's own default, which brim's figures take as well."""
 _HALF = {"amp-bf16": "bf16", "amp-fp16": "fp16", "bf16": "bf16", "fp16": "fp16"}
 _DTYPE = {"bf16": "bfloat16", "fp16": "float16"}
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -129,6 +127,16 @@ class Recipe:
     def lora_rank(self) -> int:
         """Of the adapters."""
         return self.plan.workload.lora_rank or DEFAULT_RANK
+
+    @property
+    def lora_alpha(self) -> int:
+        """The adapters are scaled by alpha / rank."""
+        return recorded_alpha(self.plan.workload) or ALPHA_PER_RANK * self.lora_rank
+
+    @property
+    def lora_dropout(self) -> float:
+        """Of what goes into the adapters."""
+        return self.plan.workload.lora_dropout
 
     @property
     def lora_targets(self) -> list[str] | str:

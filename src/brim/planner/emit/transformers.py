@@ -103,9 +103,16 @@ def _yaml(recipe: Recipe, settings: dict[str, Any], notes: list[str]) -> str:
         )
     ]
     if recipe.is_lora:
-        text = _("Adapters: {method}, rank {rank}, on {targets}; load_model in {file} makes them.")
+        text = _(
+            "Adapters: {method}, rank {rank}, alpha {alpha}, dropout {dropout:g}, on {targets}; load_model in {file} makes them."
+        )
         targets = recipe.lora_targets if isinstance(recipe.lora_targets, str) else ", ".join(recipe.lora_targets)
-        load.append(text.format(method=recipe.best.method, rank=recipe.lora_rank, targets=targets, file=PYTHON))
+        load.append(
+            text.format(
+                method=recipe.best.method, rank=recipe.lora_rank, alpha=recipe.lora_alpha, dropout=recipe.lora_dropout,
+                targets=targets, file=PYTHON,
+            )
+        )  # fmt: skip
     if recipe.plan.workload.freeze:
         text = _("Frozen: {patterns}; load_model in {file} freezes them.")
         load.append(text.format(patterns=", ".join(recipe.plan.workload.freeze), file=PYTHON))

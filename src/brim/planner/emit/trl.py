@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brim.errors import UnsupportedError
 from brim.locale import _, sentences
 from brim.planner.emit import arguments, launchers, sft
 from brim.planner.emit.files import Files
-from brim.planner.emit.recipe import LORA_ALPHA, Recipe
 from brim.planner.emit.said import head
 from brim.planner.emit.text import yaml_text
+
+if TYPE_CHECKING:
+    from brim.planner.emit.recipe import Recipe
 
 NAME = "trl_sft.yaml"
 _TOOL = "TRL"
@@ -72,8 +74,8 @@ def _model(recipe: Recipe) -> dict[str, Any]:
         settings |= {
             "use_peft": True,
             "lora_r": recipe.lora_rank,
-            "lora_alpha": LORA_ALPHA,
-            "lora_dropout": 0.0,
+            "lora_alpha": recipe.lora_alpha,
+            "lora_dropout": recipe.lora_dropout,
             "lora_target_modules": [targets] if isinstance(targets, str) else targets,
         }
     if recipe.quantised_bits == 4:
