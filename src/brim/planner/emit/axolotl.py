@@ -12,6 +12,7 @@ from brim.errors import UnsupportedError
 from brim.locale import _
 from brim.planner.emit import arguments, deepspeed, sft
 from brim.planner.emit.files import Files
+from brim.planner.emit.loss_division import check_loss_division
 from brim.planner.emit.recipe import LION_BETA2, MOMENTUM, Recipe
 from brim.planner.emit.said import head
 from brim.planner.emit.text import yaml_text
@@ -47,6 +48,7 @@ def files(recipe: Recipe) -> Files:
 
 def _check(recipe: Recipe) -> None:
     sft.check(recipe, _TOOL)
+    check_loss_division(recipe, _TOOL)
     sft.check_half_base(recipe, _TOOL)
     if not recipe.is_lora and recipe.best.precision.startswith("amp-") and recipe.best.sharding in {"none", "ddp"}:
         text = _("axolotl holds weights in the half precision that it computes in, and {precision} keeps them in float32.")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from brim.errors import UnsupportedError
 from brim.locale import _
 from brim.planner.emit.files import Files
+from brim.planner.emit.loss_division import loss_division_notes
 from brim.planner.emit.recipe import LION_BETA2, MOMENTUM, Recipe
 from brim.planner.emit.text import json_text
 
@@ -59,7 +60,7 @@ def _check(recipe: Recipe) -> None:
 
 
 def _notes(recipe: Recipe) -> list[str]:
-    said = []
+    said = loss_division_notes(recipe, sets_it=False)
     if recipe.best.optimizer in _CLIENT:
         text = _("DeepSpeed does not build {optimizer}: the Trainer does, or your code hands it to deepspeed.initialize.")
         said.append(text.format(optimizer=recipe.best.optimizer))

@@ -10,6 +10,7 @@ from brim.locale import _
 from brim.planner.emit import deepspeed
 from brim.planner.emit.arguments import by_fsdp
 from brim.planner.emit.files import Files
+from brim.planner.emit.loss_division import loss_division_notes
 from brim.planner.emit.said import head
 from brim.planner.emit.text import comments, yaml_text
 
@@ -48,7 +49,8 @@ def _notes(recipe: Recipe) -> list[str]:
         "A launcher starts processes only: your train.py must take micro-batches of {micro} and {accumulation} accumulation steps, as in "
         "training_arguments.py (--emit transformers)."
     )
-    return [text.format(micro=recipe.cut.micro_batch, accumulation=recipe.cut.accumulation)]
+    cut = text.format(micro=recipe.cut.micro_batch, accumulation=recipe.cut.accumulation)
+    return [cut, *loss_division_notes(recipe, sets_it=False)]
 
 
 def accelerate_text(recipe: Recipe) -> str:

@@ -12,6 +12,7 @@ from brim.errors import UnsupportedError
 from brim.locale import _
 from brim.planner.emit import arguments, deepspeed, launchers, sft
 from brim.planner.emit.files import Files
+from brim.planner.emit.loss_division import check_loss_division
 from brim.planner.emit.said import head
 from brim.planner.emit.text import json_text, yaml_text
 
@@ -56,6 +57,7 @@ def files(recipe: Recipe) -> Files:
 
 def _check(recipe: Recipe) -> None:
     sft.check(recipe, _TOOL)
+    check_loss_division(recipe, _TOOL)
     sft.check_half_base(recipe, _TOOL)
     if recipe.best.precision == "fp16" and recipe.mixed is None:
         raise UnsupportedError(_("LLaMA-Factory trains in pure bf16, not in pure fp16."), hint=_("Take --precision amp-fp16."))

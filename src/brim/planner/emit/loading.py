@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from brim.planner.emit.arguments import by_fsdp
+from brim.planner.emit.loss_division import loss_division
 
 if TYPE_CHECKING:
     from brim.planner.emit.recipe import Recipe
@@ -27,9 +28,10 @@ def load_model_code(recipe: Recipe) -> str:
         torch = recipe.dtype != "float32"
         imports = [*_standard(recipe), *(["import torch"] if torch else []), f"from {module} import {function.partition('.')[0]}"]
         cast = [f"model = model.to(torch.{recipe.dtype})"] if torch else []
-        body = [*imports, "", f"model = {function}()", *cast, *_freeze(recipe)]
+        body = [*imports, "", f"model = {function}()", *cast, *_loss_kwargs(recipe), *_freeze(recipe)]
     else:
-        body = [*_imports(recipe), "", *_loading(recipe), *_adapters(recipe), *_freeze(recipe), *_checkpointing(recipe)]
+        model = [*_loading(recipe), *_loss_kwargs(recipe), *_adapters(recipe)]
+        body = [*_imports(recipe), "", *model, *_freeze(recipe), *_checkpointing(recipe)]
     signature = "def load_model(**changes):" if not recipe.is_function else "def load_model():"
     lines = [*body, "return model"]
     return f"{signature}\n" + "".join(f"    {line}\n" if line else "\n" for line in lines)
@@ -80,6 +82,11 @@ def _loading(recipe: Recipe) -> list[str]:
         f"model = {auto}.from_pretrained(MODEL, **{{**settings, **changes}})",
         "model.config.use_cache = False",
     ]
+
+
+def _loss_kwargs(recipe: Recipe) -> list[str]:
+    """On the model itself: the Trainer looks behind peft's wrapper."""
+    return [] if loss_division(recipe).is_safe else ["model.accepts_loss_kwargs = False"]
 
 
 def _adapters(recipe: Recipe) -> list[str]:

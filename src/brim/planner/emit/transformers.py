@@ -8,6 +8,7 @@ from brim.locale import _
 from brim.planner.emit import arguments, deepspeed
 from brim.planner.emit.files import Files
 from brim.planner.emit.loading import load_model_code
+from brim.planner.emit.loss_division import loss_division_notes
 from brim.planner.emit.said import head
 from brim.planner.emit.text import comments, yaml_text
 
@@ -48,7 +49,7 @@ def training_arguments(recipe: Recipe) -> dict[str, Any]:
 
 
 def _notes(recipe: Recipe) -> list[str]:
-    said = []
+    said = loss_division_notes(recipe, sets_it=True)
     if recipe.best.world_size > 1 or recipe.is_fsdp or recipe.zero_stage is not None:
         text = _("Start it in {ranks} processes, as torchrun.sh (--emit torchrun) does: the batch is a product of them.")
         said.append(text.format(ranks=recipe.best.world_size))
