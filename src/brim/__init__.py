@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from brim.machine.records import GPU as GPU, Accelerator as Accelerator, Host as Host, Machine as Machine
     from brim.memory.estimate import estimate as estimate
     from brim.planner.budget import budget as budget
+    from brim.planner.largest import max as max  # noqa: A004 (the verb's name)
     from brim.planner.plan import plan as plan
     from brim.planner.recommend import recommend_batch_size as recommend_batch_size
     from brim.planner.solve import solve as solve
@@ -128,6 +129,7 @@ _HOMES = {
     "brim.memory.estimate": ("estimate",),
     "brim.step.accumulation": ("calculate_gradient_accumulation",),
     "brim.planner.budget": ("budget",),
+    "brim.planner.largest": ("max",),
     "brim.planner.plan": ("plan",),
     "brim.planner.recommend": ("recommend_batch_size",),
     "brim.planner.solve": ("solve",),
@@ -163,7 +165,9 @@ _HOMES = {
 }  # fmt: skip
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = sorted([*_HOME_OF, "__version__"])
+_PUBLIC = sorted([*_HOME_OF, "__version__"])
+# `from brim import *` must not replace Python's own `max`.
+__all__ = [name for name in _PUBLIC if name != "max"]
 
 
 def __getattr__(name: str) -> Any:
@@ -176,4 +180,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return _PUBLIC

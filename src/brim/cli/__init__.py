@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-_PREDICTING = ("estimate", "plan")
+_PREDICTING = ("estimate", "plan", "max")
 
 
 def entry() -> NoReturn:

@@ -1,4 +1,4 @@
-"""Bare `brim`: this machine, and the three commands that most people want."""
+"""Bare `brim`: this machine, and the commands that most people want."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from brim.cli._output import grid, show as print_
 from brim.locale import N_, _
 
 _WANTED = (
+    ("brim max MODEL --gpu t4", N_("the largest micro-batch that fits, in one number")),
     ("brim plan MODEL --gpu t4", N_("what fits, and how fast, before you pay")),
     ("brim train MODEL --data FILE", N_("train, and keep the batch you asked for whatever the memory does")),
     ("brim doctor .", N_("find what quietly changes the batch in the code you have")),

@@ -16,18 +16,20 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from brim.planner.answers import Solution, SolveRow, Sweep, SweepRow
+    from brim.machine.records import Machine
+    from brim.planner.answers import Largest, Solution, SolveRow, Sweep, SweepRow
     from brim.records import Advice, Candidate, DataReport, MemoryPrediction, Plan, Scaling, SpeedPrediction
     from brim.records.predictions import Emitted
+    from brim.workload.records import Workload
 
 _WIDEST_BAR, _NARROWEST_BAR, _BESIDE_A_BAR = 28, 8, 44
 
 
 def plan_blocks(plan: Plan, command_line: str = "") -> Iterator[RenderableType]:
     """The whole answer; `command_line` is what an option that would help is to be added to."""
-    yield from (_headline(plan), "")
+    yield from (headline(plan.workload, plan.machine), "")
     if plan.best is None:
-        yield from _nothing_fits(plan, command_line or f"brim plan {shlex.quote(plan.workload.model)}")
+        yield from nothing_fits(plan, command_line or f"brim plan {shlex.quote(plan.workload.model)}")
     else:
         yield grid(_chosen(plan, plan.best), indent=0)
         yield from ("", _("Because"), *(f"  - {text}" for text in plan.best.reasons))
@@ -44,7 +46,7 @@ def plan_blocks(plan: Plan, command_line: str = "") -> Iterator[RenderableType]:
         yield from ("", heading, *_advice(plan.advice))
     for text in plan.warnings:
         yield from ("", _("Warning: {text}").format(text=text))
-    yield from _assumed(plan.assumptions)
+    yield from assumed(plan.assumptions)
     considered = _("{count} configurations considered in {seconds:.1f} s.")
     yield from ("", considered.format(count=plan.considered, seconds=plan.elapsed_seconds))
 
@@ -132,8 +134,8 @@ def _batches(scaling: Scaling) -> Table:
     return table(columns, rows)
 
 
-def _headline(plan: Plan) -> str:
-    workload = plan.workload
+def headline(workload: Workload, machine: Machine) -> str:
+    """What is trained, and where."""
     shape = str(workload.max_length) + (f" -> {workload.target_length}" if workload.target_length is not None else "")
     words = [
         workload.model,
@@ -143,7 +145,6 @@ def _headline(plan: Plan) -> str:
     ]
     if workload.freeze:
         words.append(_("frozen: {patterns}").format(patterns=" ".join(workload.freeze)))
-    machine = plan.machine
     if not machine.accelerators:
         where = _("the CPU")
     else:
@@ -154,25 +155,31 @@ def _headline(plan: Plan) -> str:
 
 
 def _chosen(plan: Plan, best: Candidate) -> list[tuple[str, str]]:
-    how = [best.precision, _("checkpointing {word}").format(word=best.checkpointing), best.attention, best.optimizer]
-    if best.world_size > 1 or best.sharding != "none":
-        how.append(f"{best.sharding} x {best.world_size}")
-    if best.offload != "none":
-        how.append(_("offload {word}").format(word=best.offload))
     loader = _("{workers} workers").format(workers=best.num_workers)
     if best.prefetch_factor is not None:
         loader += _(", prefetch {count}").format(count=best.prefetch_factor)
     loader += _(", pinned memory") if best.pin_memory else _(", no pinned memory")
-    rows = [(_("Slices"), _slices(best)), (_("How"), ", ".join(how))]
-    rows += _predicted_memory(best.memory, plan.margin_bytes) if best.memory is not None else []
-    rows += [(_("Speed"), _predicted_speed(best.speed, plan.workload.epochs))] if best.speed is not None else []
+    rows = [(_("Slices"), _slices(best)), (_("How"), structure(best))]
+    rows += predicted_memory(best.memory, plan.margin_bytes) if best.memory is not None else []
+    rows += [(_("Speed"), predicted_speed(best.speed, plan.workload.epochs))] if best.speed is not None else []
     rows.append((_("Loader"), loader + _(", evaluation batch {count}").format(count=best.eval_batch)))
     if best.learning_rate is not None:
         rows.append((_("Learning rate"), f"{best.learning_rate:g}"))
     return rows
 
 
-def _predicted_memory(memory: MemoryPrediction, margin_bytes: int) -> list[tuple[str, str]]:
+def structure(best: Candidate) -> str:
+    """Precision, checkpointing, attention, optimizer, sharding, offload."""
+    how = [best.precision, _("checkpointing {word}").format(word=best.checkpointing), best.attention, best.optimizer]
+    if best.world_size > 1 or best.sharding != "none":
+        how.append(f"{best.sharding} x {best.world_size}")
+    if best.offload != "none":
+        how.append(_("offload {word}").format(word=best.offload))
+    return ", ".join(how)
+
+
+def predicted_memory(memory: MemoryPrediction, margin_bytes: int) -> list[tuple[str, str]]:
+    """Against the limit, in words and as a bar."""
     share = memory.peak_device_bytes / memory.limit_bytes
     text = _("{needed} of {limit} ({share:.0%}), {margin} kept free").format(
         needed=format_bytes(memory.peak_device_bytes),
@@ -183,7 +190,8 @@ def _predicted_memory(memory: MemoryPrediction, margin_bytes: int) -> list[tuple
     return [(_("Memory"), text), ("", bar(share, width=_bar_width()))]
 
 
-def _predicted_speed(speed: SpeedPrediction, epochs: float) -> str:
+def predicted_speed(speed: SpeedPrediction, epochs: float = 1.0) -> str:
+    """Of a step, and of an epoch where it is known."""
     seconds = _("{time} a step, {tokens} tokens/s").format(
         time=format_seconds(speed.step_seconds), tokens=f"{speed.tokens_per_second:,.0f}"
     )
@@ -266,7 +274,8 @@ def _is_efficient(one: Candidate, shown: list[Candidate]) -> bool:
     )
 
 
-def _nothing_fits(plan: Plan, command_line: str) -> Iterator[RenderableType]:
+def nothing_fits(plan: Plan | Largest, command_line: str) -> Iterator[RenderableType]:
+    """How much is missing, and what would fit."""
     limit = plan.machine.accelerators[0].total_bytes if plan.machine.accelerators else 0
     text = _(
         "Nothing fits: the smallest configuration needs {missing} more than there is ({limit}, of which {margin} stay free)."
@@ -361,10 +370,11 @@ def sweep_blocks(found: Sweep) -> Iterator[RenderableType]:
     yield table(columns, [_sweep_row(row, found.what, has_rates=has_rates) for row in found.rows])
     for text in found.reasons:
         yield from ("", text)
-    yield from _assumed(found.assumptions)
+    yield from assumed(found.assumptions)
 
 
-def _assumed(assumptions: tuple[str, ...]) -> Iterator[str]:
+def assumed(assumptions: tuple[str, ...]) -> Iterator[str]:
+    """What was not said, and filled in."""
     if assumptions:
         yield from ("", _("Assumed"), *(f"  - {text}" for text in assumptions))
 
@@ -413,7 +423,7 @@ def solution_blocks(found: Solution) -> Iterator[RenderableType]:
     for row in found.answers:
         if row.command:
             yield from ("", row.command)
-    yield from _assumed(found.assumptions)
+    yield from assumed(found.assumptions)
 
 
 def _solve_table(rows: list[SolveRow], answers: int) -> Table:

@@ -57,6 +57,12 @@ _OPTIM = {
 """`optim` of Transformers' TrainingArguments."""
 _ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash2"}
 
+MICRO_BATCH = option(
+    "--micro-batch",
+    **POSITIVE,
+    config_names=("per_device_train_batch_size", "micro_batch_size"),
+    help=N_("Sequences in one forward pass on one device. Default: 1."),
+)
 STEP_OPTIONS = (
     option("--task", type=click.Choice(get_args(Task)), help=N_("What the model learns. Default: the model's own task.")),
     option("--method", type=click.Choice(get_args(Method)), help=N_("Which weights train. Default: full.")),
@@ -82,12 +88,7 @@ STEP_OPTIONS = (
         metavar="PATTERN",
         help=N_("Regular expression: parameters in whose name it is found do not train."),
     ),
-    option(
-        "--micro-batch",
-        **POSITIVE,
-        config_names=("per_device_train_batch_size", "micro_batch_size"),
-        help=N_("Sequences in one forward pass on one device. Default: 1."),
-    ),
+    MICRO_BATCH,
     option(
         "--seq-len",
         **POSITIVE,

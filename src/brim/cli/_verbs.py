@@ -24,6 +24,7 @@ GROUPS: tuple[tuple[str, tuple[Verb, ...]], ...] = (
     (
         N_("Before you train"),
         (
+            Verb("max", N_("One number: the largest micro-batch that fits, and the command to train with it.")),
             Verb("estimate", N_("How many bytes exactly this configuration uses, by kind and by phase.")),
             Verb("plan", N_("Which configuration trains fastest within the memory, at the batch you ask for.")),
             Verb("emulate", N_("Does a CUDA script fit on that card, and where is its peak? On an emulated card.")),

@@ -25,6 +25,7 @@ _VIEWS: Final[dict[str, tuple[str, str]]] = {
     "Estimate": ("estimate", "estimate_blocks"),
     "GPU": ("gpus", "gpu_blocks"),
     "GPUChoice": ("gpus", "choice_blocks"),
+    "Largest": ("max", "largest_blocks"),
     "Machine": ("_machine", "machine_blocks"),
     "Measurement": ("_probe_view", "probe_blocks"),
     "Model": ("models", "model_blocks"),

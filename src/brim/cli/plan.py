@@ -17,24 +17,33 @@ from brim.errors import UsageError
 from brim.locale import N_, _
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from brim.records import Plan
 
 
+EFFECTIVE_BATCH = option(
+    "--effective-batch",
+    **POSITIVE,
+    config_names=("global_batch_size", "train_batch_size"),
+    help=N_("Sequences per optimizer step over all GPUs, kept exactly. Default: 32, or micro-batch x accumulation x GPUs."),
+)
+DATA = option("--data", metavar="FILE", help=N_("jsonl, json, parquet, csv or a datasets folder: its real lengths decide."))
+TOKENIZER = option(
+    "--tokenizer",
+    metavar="NAME",
+    help=N_("Folder, tokenizer.json or Hub id. Default: the one in the model's folder; else tokens are guessed from characters."),
+)
+MARGIN = option(
+    "--margin", metavar="X", help=N_("Memory that stays free: 1GiB or 5%. Default: by the uncertainty of the estimate.")
+)
+PROBE = option("--probe", metavar="FILE", help=N_("Result of brim probe: what was measured there stands for what is predicted."))
+TRUST_REMOTE_CODE = option("--trust-remote-code", is_flag=True, help=N_("Let a model's own Python code run. Read it first."))
+
 WORKLOAD_OPTIONS = (
-    option(
-        "--effective-batch",
-        **POSITIVE,
-        config_names=("global_batch_size", "train_batch_size"),
-        help=N_("Sequences per optimizer step over all GPUs, kept exactly. Default: 32, or micro-batch x accumulation x GPUs."),
-    ),
-    option("--data", metavar="FILE", help=N_("jsonl, json, parquet, csv or a datasets folder: its real lengths decide.")),
-    option(
-        "--tokenizer",
-        metavar="NAME",
-        help=N_(
-            "Folder, tokenizer.json or Hub id. Default: the one in the model's folder; else tokens are guessed from characters."
-        ),
-    ),
+    EFFECTIVE_BATCH,
+    DATA,
+    TOKENIZER,
     option("--samples", **POSITIVE, help=N_("Sequences in an epoch. Default: those of --data.")),
     option(
         "--epochs",
@@ -82,8 +91,8 @@ SEARCH_OPTIONS = (
         metavar="WORDS",
         help=N_("What of the recipe may change: optimizer, method, offload, precision. Default: nothing."),
     ),
-    option("--margin", metavar="X", help=N_("Memory that stays free: 1GiB or 5%. Default: by the uncertainty of the estimate.")),
-    option("--probe", metavar="FILE", help=N_("Result of brim probe: what was measured there stands for what is predicted.")),
+    MARGIN,
+    PROBE,
     option(
         "--solve",
         type=click.Choice(["micro-batch", "seq-len", "model", "gpu"]),
@@ -102,7 +111,7 @@ SEARCH_OPTIONS = (
         help=N_("Write files for: transformers, accelerate, deepspeed, trl, axolotl, llama-factory, torchrun, slurm, or all."),
     ),
     option("-o", "--output", metavar="DIR", help=N_("Where --emit writes, and plan.json. Default: ./brim-plan.")),
-    option("--trust-remote-code", is_flag=True, help=N_("Let a model's own Python code run. Read it first.")),
+    TRUST_REMOTE_CODE,
 )
 
 
@@ -158,8 +167,8 @@ def _check(
         raise UsageError(_("--apply needs --learning-rate and --from-batch: there is nothing to apply."))
     if asks_for_gpus and any(named):
         raise UsageError(_("The GPU is what is asked for: leave --gpu, --memory and --device out."))
-    if not asks_for_gpus and not any(named) and device.get("probe") is None:
-        _check_device()
+    if not asks_for_gpus:
+        check_device(device)
 
 
 def _noise_scale(said: str) -> float:
@@ -188,9 +197,12 @@ def _noise_scale(said: str) -> float:
     return noise.sequences
 
 
-def _check_device() -> None:
+def check_device(given: Mapping[str, object]) -> None:
+    """A device must be named, probed or here."""
     from brim.machine.detect import detect
 
+    if any(given.get(name) for name in ("gpu", "memory", "device", "probe")):
+        return
     if not detect().accelerators:
         text = _("No GPU is found here, and none was named.")
         raise UsageError(
@@ -208,7 +220,7 @@ def _plan(ctx: click.Context, model: str | None, emit: Any, output: str | None, 
     if not as_json:
         from brim.cli._plan_view import plan_blocks
 
-        show(*plan_blocks(found, _command_line(model)))
+        show(*plan_blocks(found, command_line(model)))
     if emit is not None or output is not None:
         _write(found, emit, output, given.get("data"))
     if as_json:
@@ -266,7 +278,7 @@ def _solve(ctx: click.Context, model: str | None, what: str, price: str | None, 
     ctx.exit(0 if found.fits else 1)
 
 
-def _command_line(model: str) -> str:
+def command_line(model: str) -> str:
     """What was typed, so that an answer can be appended to it."""
-    words = sys.argv[1:]
-    return shlex.join(["brim", *words]) if words[:1] == ["plan"] else shlex.join(["brim", "plan", model])
+    words, verb_name = sys.argv[1:], click.get_current_context().info_name or "plan"
+    return shlex.join(["brim", *words]) if words[:1] == [verb_name] else shlex.join(["brim", verb_name, model])

@@ -1,4 +1,4 @@
-"""The answers of `--sweep` and `--solve`: small tables, each row a prediction, each with its reason."""
+"""The answers of `--sweep`, `--solve` and `brim max`: small tables, each row a prediction, each with its reason."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from brim.record import STRICT, Bytes, PositiveInt, Record, Seconds
+from brim.machine.records import Machine
+from brim.record import STRICT, Bytes, Count, PositiveInt, Record, Seconds
+from brim.records import Candidate
+from brim.workload.records import Workload
 
 Swept = Literal["micro-batch", "seq-len", "gpu"]
 Solved = Literal["micro-batch", "seq-len", "gpu", "model"]
@@ -130,5 +133,39 @@ class Solution(Record):
     assumptions: tuple[str, ...] = ()
     command: str = ""
     """What to type to ask again."""
+    elapsed_seconds: Seconds = 0.0
+    brim_version: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Largest(Record):
+    """The answer of `brim max`: the largest micro-batch."""
+
+    schema: ClassVar[str] = "brim.max/1"
+
+    workload: Workload
+    machine: Machine
+    fits: bool
+    micro_batch: Count
+    """Sequences; 0 where not even one fits."""
+    limited_by: Literal["memory", "effective-batch", "search"]
+    """`effective-batch`: a step has no more. `search`: more was not tried."""
+    next_bytes: Bytes | None = None
+    """What one sequence more would need on the device; None where it was not tried."""
+    room_bytes: Bytes
+    """What the device has beside the margin."""
+    margin_bytes: Bytes
+    best: Candidate | None
+    """The configuration that holds it; None where nothing fits."""
+    others: tuple[Candidate, ...] = ()
+    """With other checkpointing or sharding, each with its own largest micro-batch."""
+    alternatives: tuple[Candidate, ...] = ()
+    """Where nothing fits: what would, on other terms."""
+    missing_bytes: Bytes = 0
+    train_command: str = ""
+    """What to type to train with it; empty where nothing fits."""
+    plan_command: str = ""
+    """What to type to see the whole plan."""
+    assumptions: tuple[str, ...] = ()
     elapsed_seconds: Seconds = 0.0
     brim_version: str = ""

@@ -17,9 +17,14 @@ _NO_CLIPPING = "0"
 
 def command_of(model: object, asked: dict[str, Any], **changes: Any) -> str:
     """`brim plan MODEL --flags`: what was asked, with changes; a change to None takes a flag out."""
-    name = model.given if isinstance(model, Model) else os.fspath(model) if isinstance(model, str | os.PathLike) else ""
+    name = model_name(model)
     said = {**asked, **changes}
     return shlex.join(["brim", "plan", *([name] if name else []), *flags_of(said)])
+
+
+def model_name(model: object) -> str:
+    """What names the model on a command line; empty for a module."""
+    return model.given if isinstance(model, Model) else os.fspath(model) if isinstance(model, str | os.PathLike) else ""
 
 
 def flags_of(asked: dict[str, Any]) -> list[str]:

@@ -175,7 +175,8 @@ def kind_of(settings: Settings, request: Request) -> str:
     return " ".join(words)
 
 
-def _chosen(settings: Settings, request: Request) -> dict[str, Any]:
+def chosen(settings: Settings, request: Request) -> dict[str, Any]:
+    """The same as keywords of `brim.plan`."""
     names = ("checkpointing", "sharding") if settings.ranks > 1 else ("checkpointing",)
     return {name: getattr(settings, name) for name in names if name not in request.pinned}
 
@@ -210,8 +211,39 @@ def _sorted(found: list[tuple[int, SolveRow]], request: Request, reasons: list[s
     return Found(ordered[:1], ordered[1:], [*reasons, margin], notes, request.question.name, request.where.name)
 
 
-def _micro_batch(model: Any, asked: dict[str, Any]) -> Found:
-    """With `accumulation` as given; 2 where a batch is accumulated, because gradients then live beside the next micro-batch."""
+@dataclass(frozen=True)
+class LargestFit:
+    """The largest micro-batch of one structure."""
+
+    size: int
+    most: int
+    """What was tried at most."""
+    option: Option
+    """With that micro-batch."""
+
+    @property
+    def request(self) -> Request:
+        """With that micro-batch."""
+        return self.option.request
+
+    @property
+    def pick(self) -> Pick:
+        """The structure and its slices."""
+        return Pick(self.option, self.request.cuts[0])
+
+    @property
+    def next_bytes(self) -> int | None:
+        """What one sequence more would need; None where it was not tried."""
+        if self.size == self.most:
+            return None
+        return self.option.device_bytes(Cut(self.size + 1, self.request.cuts[0].accumulation, ()))
+
+
+def largest_fits(model: Any, asked: dict[str, Any]) -> tuple[Request, list[LargestFit]]:
+    """Of every structure, the largest first; of equal ones the fastest. With `accumulation` as given.
+
+    Where an effective batch is given, it is 2, because gradients then live beside the next micro-batch.
+    """
     _refuse(asked, "micro_batch")
     accumulation = asked.get("accumulation") or (1 if asked.get("effective_batch") is None else 2)
     bare = {**asked, "effective_batch": None, "accumulation": accumulation}
@@ -219,7 +251,7 @@ def _micro_batch(model: Any, asked: dict[str, Any]) -> Found:
     most = min(LARGEST_MICRO_BATCH, 10**9 // max(request.length, request.base.target_len or 1))
     if asked.get("effective_batch") is not None:
         most = min(most, -(-asked["effective_batch"] // (request.base.ranks * accumulation)))
-    rows: list[tuple[int, SolveRow]] = []
+    found = []
     for option in _options(request):
         size = largest_that(lambda number, of=option: of.fits(Cut(number, accumulation, ())), most, first=2)  # type: ignore[misc]
         if not size:
@@ -227,24 +259,24 @@ def _micro_batch(model: Any, asked: dict[str, Any]) -> Found:
         of_size = make_request(request.question.model, **{**bare, "data": request.data, "tokenizer": None}, micro_batch=size)
         option = Option(of_size, option.settings, Sampler(of_size), rates_of(of_size.where, of_size.host_cores))
         option.trace()
-        pick = Pick(option, of_size.cuts[0])
-        command = command_of(model, asked, micro_batch=size, **_chosen(option.settings, request))
-        rows.append(
-            (
-                size,
-                row_of(
-                    of_size,
-                    pick,
-                    str(size),
-                    kind=kind_of(option.settings, request),
-                    reason=_why_no_more(option, size, most),
-                    command=command,
-                ),
-            )
-        )
+        found.append(LargestFit(size, most, option))
         option.keep()
+    return request, sorted(found, key=lambda fit: (-fit.size, speed_of(fit.request, fit.pick).step_seconds))
+
+
+def _micro_batch(model: Any, asked: dict[str, Any]) -> Found:
+    request, fits = largest_fits(model, asked)
+    rows = []
+    for fit in fits:
+        settings = fit.option.settings
+        command = command_of(model, asked, micro_batch=fit.size, **chosen(settings, request))
+        kind = kind_of(settings, request)
+        rows.append(
+            (fit.size, row_of(fit.request, fit.pick, str(fit.size), kind=kind, reason=_why_no_more(fit), command=command))
+        )
     if not rows:
         return _nothing(request)
+    accumulation = request.accumulation or 1
     held = _("Micro-batches of a step on each rank: {count}.").format(count=accumulation)
     if accumulation > 1 and not asked.get("accumulation"):
         held = _(
@@ -253,12 +285,11 @@ def _micro_batch(model: Any, asked: dict[str, Any]) -> Found:
     return _sorted(rows, request, [held])
 
 
-def _why_no_more(option: Option, size: int, most: int) -> str:
-    if size == most:
-        return _("{size}: more was not tried.").format(size=size)
-    needed = option.device_bytes(Cut(size + 1, option.request.cuts[0].accumulation, ()))
+def _why_no_more(fit: LargestFit) -> str:
+    if fit.next_bytes is None:
+        return _("{size}: more was not tried.").format(size=fit.size)
     return _("{next} would need {needed}, and {room} is there beside the margin.").format(
-        next=size + 1, needed=format_bytes(needed), room=format_bytes(option.room_bytes)
+        next=fit.size + 1, needed=format_bytes(fit.next_bytes), room=format_bytes(fit.option.room_bytes)
     )
 
 
@@ -271,7 +302,7 @@ def _seq_len(model: Any, asked: dict[str, Any]) -> Found:
         length = lengths.longest(settings)
         if length:
             request = lengths.request(length)
-            command = command_of(model, lengths.asked, seq_len=length, **_chosen(settings, first))
+            command = command_of(model, lengths.asked, seq_len=length, **chosen(settings, first))
             reason = lengths.why_no_longer(settings, length)
             needed = lengths.needed(settings, length)
             rows.append(
