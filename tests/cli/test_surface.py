@@ -29,6 +29,13 @@ SURFACE = {
         "--python", "--steps", "-h", "-o", "words",
     ],
     "gpus": ["--bf16", "--config", "--help", "--json", "--lang", "--min-memory", "--vendor", "-h", "name"],
+    "max": [
+        "--accumulation", "--attention", "--base-dtype", "--checkpointing", "--config", "--data", "--device", "--effective-batch",
+        "--eval-batch", "--freeze", "--gpu", "--gpus", "--gradient-as-bucket-view", "--help", "--json", "--lang", "--lora-alpha",
+        "--lora-dropout", "--lora-dtype", "--lora-rank", "--lora-targets", "--loss", "--margin", "--max-grad-norm", "--memory",
+        "--method", "--nodes", "--offload", "--optimizer", "--padded", "--precision", "--probe", "--seq-len", "--sharding",
+        "--target-len", "--task", "--tokenizer", "--trust-remote-code", "--unpadded", "-h", "model",
+    ],
     "plan": [
         "--accumulation", "--apply", "--attention", "--base-dtype", "--checkpointing", "--config", "--data", "--device", "--drop-last",
         "--effective-batch", "--emit", "--epochs", "--eval-batch", "--freeze", "--from-batch", "--gpu", "--gpus",
@@ -75,7 +82,7 @@ SURFACE = {
     "models": ["--config", "--help", "--json", "--lang", "--search", "--task", "--trust-remote-code", "-h", "name"],
 }  # fmt: skip
 DESIGNED = {
-    "estimate", "plan", "probe", "verify", "train", "doctor", "emulate", "observe", "stitch", "watch", "report", "demo", "env", "gpus", "models",
+    "estimate", "plan", "probe", "verify", "train", "doctor", "emulate", "observe", "stitch", "watch", "report", "demo", "env", "gpus", "max", "models",
 }  # fmt: skip
 
 

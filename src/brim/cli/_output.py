@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from brim.locale import _
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -159,6 +161,20 @@ def grid(rows: Iterable[tuple[str, str]], *, indent: int = 2) -> Table:
     for label, value in rows:
         table.add_row(" " * indent + label, value)
     return table
+
+
+def format_seconds(seconds: float) -> str:
+    """`18 s`, `12 min`, `3 h 05 min`, `2 d 4 h`."""
+    if seconds < 99.5:
+        return _("{count:.3g} s").format(count=seconds)
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return _("{count} min").format(count=minutes)
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return _("{hours} h {minutes:02d} min").format(hours=hours, minutes=minutes)
+    days, hours = divmod(hours, 24)
+    return _("{days} d {hours} h").format(days=days, hours=hours)
 
 
 def bar(share: float, *, width: int = 20) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from brim.cli._output import Column, bar, grid, line_width, table
+from brim.cli._output import Column, bar, format_seconds, grid, line_width, table
+from brim.cli._scaling_view import scaling_blocks
 from brim.locale import _, sentences
 from brim.sizes import format_bytes, format_count
 from brim.workload.settings import method_words
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from brim.machine.records import Machine
     from brim.planner.answers import Largest, Solution, SolveRow, Sweep, SweepRow
-    from brim.records import Advice, Candidate, DataReport, MemoryPrediction, Plan, Scaling, SpeedPrediction
+    from brim.records import Advice, Candidate, DataReport, MemoryPrediction, Plan, SpeedPrediction
     from brim.records.predictions import Emitted
     from brim.workload.records import Workload
 
@@ -36,7 +37,7 @@ def plan_blocks(plan: Plan, command_line: str = "") -> Iterator[RenderableType]:
         if plan.alternatives:
             yield from ("", _("Memory against time (* nothing is both smaller and faster)"), _alternatives(plan))
     if plan.scaling is not None:
-        yield from _scaling(plan, plan.scaling)
+        yield from scaling_blocks(plan.scaling, plan.machine.world_size)
     if plan.hints:
         yield from ("", _("Would help"), *(f"  - {text}" for text in plan.hints))
     if plan.data is not None and plan.data.source:
@@ -59,79 +60,6 @@ def emitted_lines(found: Emitted) -> Iterator[str]:
         yield _("Not written, {name}: {reason}").format(name=name, reason=reason)
     for text in found.notes:
         yield _("Note: {text}").format(text=text)
-
-
-def _scaling(plan: Plan, scaling: Scaling) -> Iterator[RenderableType]:
-    """The curve over numbers of GPUs, and the guide to the batch."""
-    from brim.pictures import scaling_words as words
-
-    gpus = plan.machine.world_size
-    text = _("The same batch on other numbers of GPUs ({inside} in a node, {between} between nodes; > the plan)")
-    yield from ("", text.format(inside=scaling.inside.name, between=scaling.between.name), _curve(scaling, gpus))
-    yield from (words.knee(scaling), words.planned(scaling, gpus))
-    yield from ("", _("Other batches on {gpus:,} GPUs").format(gpus=gpus), _batches(scaling))
-    yield from (words.batch(scaling, gpus), words.noise(scaling))
-
-
-def _curve(scaling: Scaling, gpus: int) -> Table:
-    columns = (
-        Column(""),
-        Column(_("GPUs"), right=True),
-        Column(_("Slices"), right=True, rank=1),
-        Column(_("Memory"), right=True),
-        Column(_("s/step"), right=True),
-        Column(_("Tokens/s"), right=True),
-        Column(_("In node"), right=True, rank=3),
-        Column(_("Between"), right=True, rank=3),
-        Column(_("Waits"), right=True, rank=2),
-        Column(_("Efficiency"), right=True),
-        Column("", rank=4),
-    )
-    rows = []
-    for point in scaling.points:
-        row = [
-            ">" if point.gpus == gpus else "",
-            f"{point.gpus:,}",
-            f"{point.micro_batch} x {point.accumulation}",
-            format_bytes(point.device_bytes),
-        ]
-        if point.efficiency is None:
-            rows.append([*row, *["-"] * 5, _("does not fit"), ""])
-            continue
-        rows.append(
-            [
-                *row,
-                f"{point.step_seconds:.3g}" if point.step_seconds < 999.5 else f"{point.step_seconds:,.0f}",
-                f"{point.tokens_per_second:,.0f}",
-                format_seconds(point.inside_seconds),
-                format_seconds(point.between_seconds) if point.nodes > 1 else "-",
-                f"{point.exposed_seconds / point.step_seconds:.0%}",
-                f"{point.efficiency:.0%}",
-                bar(point.efficiency, width=_NARROWEST_BAR * 2),
-            ]
-        )
-    return table(columns, rows)
-
-
-def _batches(scaling: Scaling) -> Table:
-    has_noise = scaling.batches.noise_scale is not None
-    columns = (
-        Column(_("Effective"), right=True),
-        Column(_("s/step"), right=True),
-        Column(_("Tokens/s"), right=True),
-        Column(_("Efficiency"), right=True),
-        *(
-            (Column(_("Steps"), right=True), Column(_("Sequences"), right=True), Column(_("Time"), right=True))
-            if has_noise
-            else ()
-        ),
-    )
-    rows = []
-    for point in scaling.batches.points:
-        known = [f"{value:.2f}x" for value in (point.steps, point.examples, point.time) if value is not None]
-        row = [f"{point.effective_batch:,}", f"{point.step_seconds:.3g}", f"{point.tokens_per_second:,.0f}"]
-        rows.append([*row, f"{point.efficiency:.0%}", *known])
-    return table(columns, rows)
 
 
 def headline(workload: Workload, machine: Machine) -> str:
@@ -330,20 +258,6 @@ def _advice(advice: tuple[Advice, ...]) -> list[str]:
 
 def _bar_width() -> int:
     return max(_NARROWEST_BAR, min(_WIDEST_BAR, line_width() - _BESIDE_A_BAR))
-
-
-def format_seconds(seconds: float) -> str:
-    """`18 s`, `12 min`, `3 h 05 min`, `2 d 4 h`."""
-    if seconds < 99.5:
-        return _("{count:.3g} s").format(count=seconds)
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return _("{count} min").format(count=minutes)
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return _("{hours} h {minutes:02d} min").format(hours=hours, minutes=minutes)
-    days, hours = divmod(hours, 24)
-    return _("{days} d {hours} h").format(days=days, hours=hours)
 
 
 def sweep_blocks(found: Sweep) -> Iterator[RenderableType]:
