@@ -12,8 +12,10 @@ import pytest
 
 import brim
 from brim.cli._views import _VIEWS
-from brim.planner.answers import Solution, Sweep
+from brim.planner import answers
+from brim.printing import Printable
 from brim.record import Record
+from brim.records import predictions
 from tests.conftest import Cli
 from tests.pictures import made
 from tests.planner.emit.plans import PLANS
@@ -126,14 +128,9 @@ def test_what_is_returned_prints_and_is_a_table_in_a_notebook(name: str) -> None
 
 
 def test_every_view_belongs_to_a_class_that_prints() -> None:
-    classes = {"Solution": Solution, "Sweep": Sweep}
+    kinds = {**vars(answers), **vars(predictions), **{name: getattr(brim, name) for name in brim.__all__}}
     for name in _VIEWS:
-        kind = classes.get(name) or getattr(brim, name, None)
-        if kind is None:
-            from brim.records import predictions
-
-            kind = getattr(predictions, name)
-        assert hasattr(kind, "_repr_html_"), name
+        assert issubclass(kinds[name], Printable), name
 
 
 def test_a_record_without_a_command_prints_as_its_fields() -> None:
