@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from brim.errors import ConfigError, RunError, UnsupportedError, UsageError
+from brim.locale import activate
 from brim.proofs.verify import verify as really_verify
 from brim.stitching import arguments, proving
 from brim.stitching.front import StitchLLM, _trained_in_float32
@@ -81,7 +83,9 @@ def test_training_as_people_write_it_lowers_the_loss_and_saves(
     assert not [one for one in caught if "worker" in str(one.message)]
     said = capfd.readouterr().err
     assert "Proven: causality, batch, pad, pack, accumulation." in said
-    assert "Training in float32." in said
+    assert f"  Effective batch   {size} × 4 (gradient accumulation) = {4 * size}\n" in said
+    assert "  Data loading      4 workers in parallel, each prefetches 2 batches\n" in said
+    assert "  Precision         fp32, attention kernel sdpa, checkpointing full\n" in said
     assert f"effective batch {4 * size}," in said
 
     ledger = [json.loads(line) for line in (tmp_path / "stitch_model_optimized" / "ledger.jsonl").read_text().splitlines()]
@@ -296,8 +300,20 @@ def test_steps_that_are_smaller_than_the_spacing_of_bfloat16_are_not_lost(
     assert after.dtype == torch.bfloat16
     assert int((after.diagonal() != before).sum()) > 10
     said = capfd.readouterr().err
-    assert "Training in bf16." in said
+    assert "Precision         amp-bf16, attention" in said
     assert "held in float32 until it is saved, and rounded to bfloat16 then" in said
+
+
+def test_the_settings_are_confirmed_in_chinese_too(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    activate("zh_CN")
+    try:
+        front(verify=False).train(tmp_path, per_device_train_batch_size=2, **quick(max_steps=1, dataloader_num_workers=1))
+    finally:
+        activate("en")
+    said = capfd.readouterr().err
+    assert re.search(r"有效batch_size +2 × 4 \(gradient_accumulation\) = 8\n", said)
+    assert re.search(r"数据加载 +1 个 worker.* 2 ", said)
+    assert re.search(r"精度 +fp32，注意力内核 sdpa，检查点 full\n", said)
 
 
 def test_what_training_switched_is_switched_back_however_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

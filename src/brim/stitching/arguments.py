@@ -17,6 +17,8 @@ from brim.locale import _, sentences
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from brim.workload.words import Precision
+
 _DEFAULTS: Mapping[str, Any] = {"gradient_accumulation_steps": 4, "dataloader_num_workers": 4, "max_grad_norm": 1.0}
 PREFETCH = 2
 
@@ -83,11 +85,11 @@ def precision_for(given: Mapping[str, Any], *, is_half: bool = False) -> dict[st
     return {"bf16": has_bf16, "fp16": not has_bf16}
 
 
-def told_precision(arguments: Any) -> str:
-    """What is computed in, for a line on the screen."""
+def precision_of(arguments: TrainingArguments) -> Precision:
+    """What is computed in."""
     if arguments.bf16:
-        return "bf16"
-    return "fp16" if arguments.fp16 else "float32"
+        return "amp-bf16"
+    return "amp-fp16" if arguments.fp16 else "fp32"
 
 
 @contextmanager

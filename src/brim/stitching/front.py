@@ -22,7 +22,7 @@ from brim.errors import BrimError, RunError, UsageError
 from brim.locale import _, sentences
 from brim.step.book import say
 from brim.stitching.angles import refuse_rows_beyond
-from brim.stitching.arguments import told_precision, training_arguments, workers_as_asked
+from brim.stitching.arguments import precision_of, training_arguments, workers_as_asked
 from brim.stitching.assembling import stitch
 from brim.stitching.config import MODEL_TYPE
 from brim.stitching.model import StitchedModel
@@ -32,9 +32,11 @@ from brim.stitching.recipe import Recipe
 from brim.stitching.rows import Pad, Rows, rows_of
 from brim.stitching.saving import written_or_told
 from brim.trainer.hf import BrimTrainer
+from brim.trainer.words import aligned, batch_words, loader_words, precision_words
 from brim.workload.resolve import find_model
 
 if TYPE_CHECKING:
+    from transformers import TrainingArguments
     from transformers.trainer_utils import TrainOutput
 
 
@@ -96,7 +98,7 @@ class StitchLLM:
         rows = self._rows(self.dataset if dataset is None else dataset)
         evaluated = None if eval_dataset is None else self._rows(eval_dataset).data
         self._prove(self._has_to_be_proven if verify is None else verify)
-        say(_("Training in {precision}.").format(precision=told_precision(chosen)))
+        _say_settings(chosen, self.model)
         with workers_as_asked(), _as_before(self.model), _trained_in_float32(self.model, is_cast=chosen.bf16 or chosen.fp16):
             trainer = BrimTrainer(
                 self.model, chosen, data_collator=Pad(self._padding), train_dataset=rows.data, eval_dataset=evaluated,
@@ -199,6 +201,22 @@ def _trained(trainer: BrimTrainer, resume: str | bool | None) -> TrainOutput:
         say(_("Stopped. train(..., resume_from_checkpoint=True) goes on from the last checkpoint, if there is one."))
         raise
     return result
+
+
+def _say_settings(chosen: TrainingArguments, model: StitchedModel) -> None:
+    """Batch, loader and precision, as `brim train` prints them before its first step."""
+    batch = batch_words(chosen.per_device_train_batch_size, chosen.gradient_accumulation_steps, max(1, chosen.world_size))
+    pin_memory = chosen.dataloader_pin_memory and chosen.device.type != "cpu"
+    loader = loader_words(chosen.dataloader_num_workers, chosen.dataloader_prefetch_factor, pin_memory=pin_memory)
+    checkpointing = "full" if chosen.gradient_checkpointing else "none"
+    attention = getattr(model.config, "_attn_implementation", None)
+    rows = [
+        (_("Effective batch"), batch),
+        (_("Data loading"), loader),
+        (_("Precision"), precision_words(precision_of(chosen), attention, checkpointing)),
+    ]
+    for line in aligned(rows):
+        say(line)
 
 
 def _refuse_to_replace(folder: Path) -> None:

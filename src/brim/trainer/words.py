@@ -9,6 +9,8 @@ from brim.sizes import format_bytes, format_count
 from brim.workload.settings import method_words
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from brim.records import RunCard, TrainingResult
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
@@ -34,15 +36,20 @@ def banner(card: RunCard) -> list[tuple[str, str]]:
     return rows + [(_("Note"), each) for each in card.notes]
 
 
+def aligned(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Labels and values as lines of text, the values below each other also where characters are two cells wide."""
+    from rich.cells import cell_len
+
+    width = max(cell_len(label) for label, _value in rows)
+    return [f"  {label}{' ' * (width - cell_len(label))}   {value}" for label, value in rows]
+
+
 def product(card: RunCard) -> str:
     """The effective batch as a product, where it is one in every step."""
     micro, most, world, effective = card.micro_batch, card.accumulation, card.world_size, card.effective_batch
     if micro * most * world == effective and card.fewest_slices == most:
-        if world > 1:
-            text = _("{micro} × {accumulation} (gradient accumulation) × {world} (processes) = {effective}")
-        else:
-            text = _("{micro} × {accumulation} (gradient accumulation) = {effective}")
-    elif world > 1 and card.fewest_slices == most:
+        return batch_words(micro, most, world)
+    if world > 1 and card.fewest_slices == most:
         text = _("{effective} on {world} processes, each in {accumulation} micro-batches of up to {micro}")
     elif world > 1:
         text = _("{effective} on {world} processes, each in {fewest} to {accumulation} micro-batches of up to {micro}")
@@ -51,6 +58,15 @@ def product(card: RunCard) -> str:
     else:
         text = _("{effective} in every step, in {fewest} to {accumulation} micro-batches of up to {micro}")
     return text.format(micro=micro, accumulation=most, world=world, effective=effective, fewest=card.fewest_slices)
+
+
+def batch_words(micro: int, accumulation: int, world: int) -> str:
+    """Sequences of a micro-batch, times what multiplies them, and the effective batch."""
+    if world > 1:
+        text = _("{micro} × {accumulation} (gradient accumulation) × {world} (processes) = {effective}")
+    else:
+        text = _("{micro} × {accumulation} (gradient accumulation) = {effective}")
+    return text.format(micro=micro, accumulation=accumulation, world=world, effective=micro * accumulation * world)
 
 
 def _processes(card: RunCard) -> str:
@@ -68,15 +84,18 @@ def _processes(card: RunCard) -> str:
 
 def loading(card: RunCard) -> str:
     """Workers, prefetching and pinning."""
-    if not card.num_workers:
+    return loader_words(card.num_workers, card.prefetch_factor, pin_memory=card.pin_memory)
+
+
+def loader_words(workers: int, prefetch: int | None, *, pin_memory: bool) -> str:
+    """The settings of a DataLoader."""
+    if not workers:
         said = _("in the training process, no workers")
-    elif card.num_workers == 1:
-        said = _("1 worker, which prefetches {prefetch} batches").format(prefetch=card.prefetch_factor)
+    elif workers == 1:
+        said = _("1 worker, which prefetches {prefetch} batches").format(prefetch=prefetch)
     else:
-        said = _("{workers} workers in parallel, each prefetches {prefetch} batches").format(
-            workers=card.num_workers, prefetch=card.prefetch_factor
-        )
-    return _("{said}; pinned memory").format(said=said) if card.pin_memory else said
+        said = _("{workers} workers in parallel, each prefetches {prefetch} batches").format(workers=workers, prefetch=prefetch)
+    return _("{said}; pinned memory").format(said=said) if pin_memory else said
 
 
 def _model(card: RunCard) -> str:
@@ -122,12 +141,13 @@ def _steps(card: RunCard) -> str:
 
 
 def _precision(card: RunCard) -> str:
+    return precision_words(card.settings.precision, card.kernel or card.settings.attention, card.settings.checkpointing)
+
+
+def precision_words(precision: str, kernel: str | None, checkpointing: str) -> str:
+    """What is computed in, what attention runs on, and which layers are checkpointed."""
     text = _("{precision}, attention kernel {kernel}, checkpointing {checkpointing}")
-    return text.format(
-        precision=card.settings.precision,
-        kernel=card.kernel or card.settings.attention,
-        checkpointing=card.settings.checkpointing,
-    )
+    return text.format(precision=precision, kernel=kernel, checkpointing=checkpointing)
 
 
 def _memory(card: RunCard) -> str:
