@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from brim.cli._command import verb
-from brim.cli._output import grid, print_json, show, working
+from brim.cli._output import grid, print_json, show
+from brim.cli._progress import progress
 from brim.cli._step_options import DEVICE_OPTIONS, MICRO_BATCH, STEP_OPTIONS, given_settings, with_options
 from brim.cli.plan import DATA, EFFECTIVE_BATCH, MARGIN, PROBE, TOKENIZER, TRUST_REMOTE_CODE, check_device, command_line
 from brim.locale import N_, _
@@ -43,7 +44,7 @@ def command(ctx: click.Context, /, model: str, as_json: bool, **options: Any) ->
     check_device(given)
     if "margin" in given:
         given["margin"] = str(given["margin"])
-    with working(_("Looking for the largest micro-batch of {model} ...").format(model=model)):
+    with progress(_("Looking for the largest micro-batch of {model} ...").format(model=model)):
         found = largest(model, **given)
     if as_json:
         print_json(found.to_dict())

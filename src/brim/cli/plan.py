@@ -11,7 +11,8 @@ import click
 
 from brim.cli._command import Size, option, verb
 from brim.cli._numbers import POSITIVE, Number
-from brim.cli._output import note, print_json, show, working
+from brim.cli._output import note, print_json, show
+from brim.cli._progress import progress
 from brim.cli._step_options import DEVICE_OPTIONS, STEP_OPTIONS, Words, given_settings, with_options
 from brim.errors import UsageError
 from brim.locale import N_, _
@@ -214,7 +215,7 @@ def _plan(ctx: click.Context, model: str | None, emit: Any, output: str | None, 
     from brim.planner.plan import plan
 
     assert model is not None
-    with working(_("Planning {model} ...").format(model=model)):
+    with progress(_("Planning {model} ...").format(model=model)):
         found = plan(model, **given)
     document = found.to_dict()
     if not as_json:
@@ -253,7 +254,7 @@ def _sweep(ctx: click.Context, model: str | None, values: str, given: dict[str, 
     from brim.planner.sweep import sweep
 
     assert model is not None
-    with working(_("Planning {model} ...").format(model=model)):
+    with progress(_("Planning {model} ...").format(model=model)):
         found = sweep(model, values, **given)
     if as_json:
         print_json(found.to_dict())
@@ -267,7 +268,7 @@ def _sweep(ctx: click.Context, model: str | None, values: str, given: dict[str, 
 def _solve(ctx: click.Context, model: str | None, what: str, price: str | None, given: dict[str, Any], *, as_json: bool) -> None:
     from brim.planner.solve import solve
 
-    with working(_("Looking for an answer ...")):
+    with progress(_("Looking for an answer ...")):
         found = solve(model, what, price=price, **given)
     if as_json:
         print_json(found.to_dict())

@@ -15,7 +15,8 @@ import threading
 import warnings
 from typing import TYPE_CHECKING
 
-from brim.memory.obtain import is_traced, obtain, obtain_family, quiet
+from brim.activity import doing
+from brim.memory.obtain import is_traced, obtain, obtain_family, quiet, said
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,13 +45,22 @@ def trace_ahead(wanted: Sequence[tuple[Setup, Target]]) -> None:
         for process in processes:
             process.start()
     try:
-        _trace(shares[0])
+        for pair in shares[0]:
+            _tell(pair[0], missing)
+            _trace([pair])
         for process in processes:
+            _tell(shares[-1][-1][0], missing)
             process.join(_LONGEST_SECONDS)
     finally:
+        doing("")
         for process in processes:
             if process.is_alive():
                 process.kill()
+
+
+def _tell(setup: Setup, missing: Sequence[Pair]) -> None:
+    done = sum(is_traced(*pair) for pair in missing)
+    doing("trace-several", what=said(setup), done=done, total=len(missing))
 
 
 def _shares(missing: Sequence[tuple[Setup, Target]], count: int) -> list[list[tuple[Setup, Target]]]:
@@ -84,6 +94,7 @@ def _in_child(share: Sequence[tuple[Setup, Target]], parent: int) -> None:
 
 def _import_everything(*, with_adapters: bool) -> None:
     """What a trace imports on its way, so that it is imported once."""
+    doing("import")
     if with_adapters:
         import peft  # noqa: F401
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from brim.activity import activity, doing
 from brim.errors import BrimError, UnsupportedError
 from brim.locale import _
 from brim.memory.cache import is_stored, key_of, load, store
@@ -63,6 +64,7 @@ def obtain(setup: Setup, target: Target, *, cache: bool = True) -> Obtained:
         found = _read_family(load(names["family"]), setup) or _read_shape(load(names["shape"]))
         if found is not None:
             return found
+    _tell(setup)
     with quiet(), traceable():
         family = family_or_none(setup, target) if setup.loss != "chunked" and has_family(setup, target) else None
         if family is not None:
@@ -102,6 +104,7 @@ def obtain_family(setup: Setup, target: Target, *, cache: bool = True) -> Family
     family = _stored_family(stored)
     if family is None:
         try:
+            _tell(setup)
             with quiet(), traceable():
                 family = trace_family(setup, target, one_length=not is_one_of_many)
         except NotAProductError:
@@ -119,6 +122,17 @@ def obtain_family(setup: Setup, target: Target, *, cache: bool = True) -> Family
         del _families[next(iter(_families))]
     _families[name] = family
     return family
+
+
+def _tell(setup: Setup) -> None:
+    """What is traced, unless it is one of several, which is said already."""
+    if activity().code != "trace-several":
+        doing("trace", what=said(setup))
+
+
+def said(setup: Setup) -> str:
+    """A structure in a few words of the command line."""
+    return f"{setup.method}, {setup.precision}, checkpointing {setup.checkpointing}"
 
 
 def is_traced(setup: Setup, target: Target) -> bool:
@@ -204,6 +218,7 @@ def _completed(setup: Setup, *, cache: bool) -> Setup:
     name = key_of({"defaults": dict(setup.config)})
     stored = load(name) if cache else None
     if stored is None:
+        doing("import")
         from brim.memory.tracing.building import read_config, refusals
 
         with quiet(), refusals():

@@ -10,6 +10,7 @@ import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from brim.activity import doing
 from brim.errors import BrimError
 from brim.locale import _, sentences
 from brim.machine.catalogue import gpus
@@ -109,6 +110,7 @@ def _smallest(request: Request) -> list[Settings]:
 def _tried(change: Change) -> Candidate | None:
     """With the smallest structure, which most often takes one trace; a plan on these terms may choose a faster one."""
     request = change.request
+    doing("nearest", flags=shlex.join(flags_of(change.settings)))
     try:
         settings = change.structure or rungs(request)[-1]
         option = Option(request, settings, *_beside(request))

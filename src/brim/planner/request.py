@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from brim.activity import doing
 from brim.errors import UsageError
 from brim.locale import _
 from brim.memory.estimate import Question
@@ -297,6 +298,7 @@ def _lengths(
         return data, []
     task = question.settings.task or "causal-lm"
     tokenizer = tokenizer or getattr(question.model, "own_tokenizer", None)
+    doing("tokens", path=str(data))
     lengths = measure_lengths(Path(data), tokenizer=tokenizer, task=task, trust_remote_code=trust_remote_code)
     return lengths, []
 

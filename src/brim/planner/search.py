@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from brim.activity import doing
 from brim.errors import BrimError
 from brim.locale import _
 from brim.memory.ahead import trace_ahead
@@ -104,6 +105,7 @@ def _choose(found: Found) -> None:
     """The best of all first; then, for every choice, the best that chooses otherwise: what that would cost and save."""
     by_bound = sorted(found.options, key=Option.bound)
     while True:
+        doing("compare", count=found.considered)
         finder = _Finder()
         best = _best(by_bound, finder)
         if best is None:
