@@ -108,7 +108,7 @@ def test_an_offline_failure_says_what_to_download() -> None:
 
 def test_an_error_is_shown_as_one_line_without_control_characters() -> None:
     failed = replace(EMULATION, verdict="failed", exit_code=1, error="ValueError: bad \x1b[31mred\nsecond line")
-    assert verdict_of(failed) == "failed with exit code 1: ValueError: bad ?[31mred"
+    assert verdict_of(failed) == "failed with exit code 1: ValueError: bad \\x1b[31mred"
 
 
 def test_the_record_survives_a_round_trip() -> None:

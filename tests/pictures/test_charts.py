@@ -28,7 +28,7 @@ def test_nothing_that_a_user_wrote_becomes_a_tag() -> None:
     assert tag("p", "</p><img src=x onerror=alert(1)>", title='"><script>') == (
         '<p title="&quot;&gt;&lt;script&gt;">&lt;/p&gt;&lt;img src=x onerror=alert(1)&gt;</p>'
     )
-    assert text("\x00\x1b[31m\u202eabc\ud800") == "\ufffd\ufffd[31m\ufffdabc\ufffd"
+    assert text("\x00\x1b[31m\u202eabc\ud800") == "\\x00\\x1b[31m\\u202eabc\\ud800"
     assert tag("p", Html("<b>"), None, 3) == "<p><b>3</p>"
     assert tag("p", hidden=True, lang=None, data_x_y=1, class_="a") == '<p hidden data-x-y="1" class="a"></p>'
 

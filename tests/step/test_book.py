@@ -11,9 +11,10 @@ import pytest
 
 from brim.machine.device import CpuDevice, Reading
 from brim.machine.recorded import RecordedDevice, Recording
+from brim.machine.screen import say
 from brim.step import book
 from brim.step.batch import BatchPlan
-from brim.step.book import Book, reason_of, say
+from brim.step.book import Book, reason_of
 from brim.step.budget import Budget
 from brim.step.ledger import read_ledger
 from brim.step.oom import Guard

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from brim.cli._command import Brim, speak, value_of
-from brim.cli._output import silence_stdout
+from brim.cli._output import note, silence_stdout
 from brim.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, BrimError
 from brim.locale import _
+from brim.machine.screen import outlive_the_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +43,7 @@ def entry() -> NoReturn:
         sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]
         # Imports and traces make objects by the million that stay: looking through them again and again is a tenth of a cold start.
         gc.set_threshold(200_000, 20, 100)
+    outlive_the_terminal()
     code = main()
     # Python flushes at exit and complains where it cannot: a reader that is gone is none of our business, a full disk is a failure.
     try:
@@ -110,11 +112,11 @@ def _usage(error: click.ClickException) -> int:
 
 
 def _complain(message: str, hint: str | None = None) -> None:
-    click.echo(f"brim: {message}", err=True)
+    note(f"brim: {message}")
     if hint:
-        click.echo(f"  {hint}", err=True)
+        note(f"  {hint}")
 
 
 def _show_traceback() -> None:
     if os.environ.get("BRIM_DEBUG", "") not in {"", "0"}:
-        click.echo(traceback.format_exc(), err=True)
+        note(traceback.format_exc())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from brim.cli._output import bar
 from brim.errors import RunError
 from brim.locale import _
+from brim.machine.screen import say
 from brim.sizes import MIB, format_bytes
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _asked(model: Path, data: Path, folder: Path, memory: int) -> dict[str, Any]
 def _trained(model: Path, data: Path, folder: Path, memory: int, *, worker: str = "brim.trainer.worker") -> TrainingResult:
     from brim.trainer.train import train
 
-    result = train(**_asked(model, data, folder, memory), say=_to_screen, worker=worker)
+    result = train(**_asked(model, data, folder, memory), say=say, worker=worker)
     if result.stopped_by:
         raise KeyboardInterrupt
     return result
@@ -241,10 +241,6 @@ def _report(folder: Path) -> Found:
 
 def _please_report() -> str:
     return _("Please report it with the output of `brim env`.")
-
-
-def _to_screen(sentence: str) -> None:
-    print(sentence, file=sys.stderr)  # noqa: T201
 
 
 def _indented(lines: list[str]) -> tuple[str, ...]:

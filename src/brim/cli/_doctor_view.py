@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from brim.audit.rules import RULES
 from brim.cli._output import grid, indented, is_terminal, line_width, show
 from brim.locale import _
+from brim.machine.screen import printable_line
 from brim.records.findings import SEVERITIES
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def diagnosis_blocks(diagnosis: Diagnosis) -> Iterator[RenderableType]:
         for finding in findings:
             yield from (*_finding(finding), "")
     if diagnosis.notes:
-        yield from (*(_("Note: {text}").format(text=printable(text)) for text in diagnosis.notes), "")
+        yield from (*(_("Note: {text}").format(text=shown(text)) for text in diagnosis.notes), "")
     if diagnosis.findings:
         yield _costliest(diagnosis)
     yield _tally(diagnosis)
@@ -60,7 +61,7 @@ def show_explanation(told: Explanation) -> None:
         for name, text in files.items():
             if len(files) > 1:
                 show(indented(f"{name}:"))
-            show(*(_line(f"    {printable(line)}") for line in text.strip("\n").split("\n")), "")
+            show(*(_line(f"    {shown(line)}") for line in text.strip("\n").split("\n")), "")
     show(_("Mend: {text}").format(text=told.mend), "")
     show(_("Sources:"), *(indented(address) for address in told.sources))
 
@@ -75,9 +76,9 @@ def show_rules(rules: Iterable[Explanation]) -> None:
     show(_("Rules: {count}. `brim doctor --explain RULE` tells more.").format(count=sum(len(own) for own in groups.values())))
 
 
-def printable(text: str) -> str:
-    """Code of strangers goes to the terminal: whatever would steer it is shown as a mark."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text.expandtabs(4))
+def shown(text: str) -> str:
+    """A line of somebody's code, as wide as it looks."""
+    return printable_line(text.expandtabs(4))
 
 
 def cut(text: str, columns: int) -> str:
@@ -102,7 +103,7 @@ def _heading(group: str) -> str:
 
 def _finding(finding: Finding) -> list[RenderableType]:
     """Where, what, the code, what is in force, the patch."""
-    parts: list[RenderableType] = [_head(finding), *(indented(printable(line)) for line in finding.message.splitlines())]
+    parts: list[RenderableType] = [_head(finding), *(indented(shown(line)) for line in finding.message.splitlines())]
     if finding.code and not _is_in_patch(finding):
         parts += _code(finding.code, finding.line)
     if any(row.in_force is not None for row in finding.in_force):
@@ -113,7 +114,7 @@ def _finding(finding: Finding) -> list[RenderableType]:
 
 
 def _head(finding: Finding) -> RenderableType:
-    where = printable(f"{finding.file}:{finding.line}")
+    where = shown(f"{finding.file}:{finding.line}")
     if finding.cell is not None:
         where += " " + _("(cell {number})").format(number=finding.cell)
     words = [finding.severity, finding.rule, where]
@@ -130,7 +131,7 @@ def _code(code: str, first: int) -> list[RenderableType]:
     """Lines with their numbers; of many the first few."""
     lines = code.split("\n")
     width = len(str(first + min(len(lines), _CODE_LINES) - 1))
-    made = [_line(f"    {first + index:{width}} | {printable(text)}") for index, text in enumerate(lines[:_CODE_LINES])]
+    made = [_line(f"    {first + index:{width}} | {shown(text)}") for index, text in enumerate(lines[:_CODE_LINES])]
     return made if len(lines) <= _CODE_LINES else [*made, _line(f"    {' ' * width} | ...")]
 
 
@@ -146,15 +147,15 @@ def _rows(rows: Sequence[InForce]) -> RenderableType:
     if has_conditions:
         made.add_column(_("When"), overflow="fold")
     for row in rows[:_ROWS]:
-        cells = [printable(row.setting), _value(row.set), _value(row.in_force, unknown=_("not known"))]
-        made.add_row(*cells, *([printable(row.when)] if has_conditions else []))
+        cells = [shown(row.setting), _value(row.set), _value(row.in_force, unknown=_("not known"))]
+        made.add_row(*cells, *([shown(row.when)] if has_conditions else []))
     if len(rows) > _ROWS:
         made.add_row("...")
     return Padding(made, (0, 0, 0, 4))
 
 
 def _value(value: object, *, unknown: str = "-") -> str:
-    return unknown if value is None else printable(str(value))
+    return unknown if value is None else shown(str(value))
 
 
 def _is_in_patch(finding: Finding) -> bool:
@@ -189,7 +190,7 @@ def _patch(finding: Finding) -> list[RenderableType]:
     """What changes, with a title that says who may apply it."""
     colours = {"+": "green", "-": "red"}
     lines = _changed(finding)
-    made = [_line(f"    {line}", colours.get(line[:1], "")) for line in _near_the_change([printable(line) for line in lines])]
+    made = [_line(f"    {line}", colours.get(line[:1], "")) for line in _near_the_change([shown(line) for line in lines])]
     made = made[:_DIFF_LINES]
     if len(lines) > len(made):
         made.append(_line("    ..."))
@@ -236,7 +237,7 @@ def _tally(diagnosis: Diagnosis) -> str:
 
 def _costliest(diagnosis: Diagnosis) -> str:
     first = min(diagnosis.findings, key=lambda each: SEVERITIES.index(each.severity))
-    return _("The costliest: {rule}, {place}.").format(rule=first.rule, place=printable(f"{first.file}:{first.line}"))
+    return _("The costliest: {rule}, {place}.").format(rule=first.rule, place=shown(f"{first.file}:{first.line}"))
 
 
 def _next(diagnosis: Diagnosis) -> list[tuple[str, str]]:

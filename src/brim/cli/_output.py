@@ -7,21 +7,24 @@ that no column is cut.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from brim.locale import _
+from brim.machine.screen import json_text, message, printable, printable_line, redraw, silence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
     from rich.table import Table
 
 _PIPE_COLUMNS = 240
@@ -29,12 +32,12 @@ _PIPE_COLUMNS = 240
 
 def note(text: str) -> None:
     """A remark for the person, not for the program that reads stdout."""
-    click.echo(text, err=True)
+    click.echo(message(text), err=True)
 
 
-def print_json(document: Mapping[str, Any]) -> None:
+def print_json(document: Mapping[str, Any], *, indent: int | None = 2) -> None:
     """One JSON document on stdout."""
-    _write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+    _write(json_text(json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)))
 
 
 @contextlib.contextmanager
@@ -44,13 +47,11 @@ def working(text: str) -> Iterator[None]:
         yield
         return
     # No spinner: it would need a thread, and a plan forks to use all cores.
-    sys.stderr.write(text)
-    sys.stderr.flush()
+    redraw(text)
     try:
         yield
     finally:
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
+        redraw()
 
 
 @contextlib.contextmanager
@@ -79,26 +80,44 @@ def quiet_libraries() -> Iterator[None]:
 
 def show(*renderables: RenderableType) -> None:
     """Tables and text on stdout."""
-    from rich.console import Console
-
     if is_terminal() or "FORCE_COLOR" in os.environ:
-        console = Console(file=sys.stdout, highlight=False, emoji=False, markup=False)
+        screen = console(sys.stdout)
         for renderable in renderables:
-            console.print(renderable)
+            screen.print(message(renderable) if isinstance(renderable, str) else renderable)
         return
     for line in plain_text(*renderables).splitlines():
         _write(line)
 
 
-def plain_text(*renderables: RenderableType) -> str:
-    """Tables and text without colour and trailing blanks, as wide as a line may be: nothing of a pipe or a file is cut."""
-    from rich.console import Console
+def console(file: IO[str] | None, **settings: Any) -> Console:
+    """A console for text from outside: markup in it means nothing, and what would control the terminal is shown as its code."""
+    return _console_class()(file=file, highlight=False, emoji=False, markup=False, **settings)
 
+
+@functools.cache
+def _console_class() -> type[Console]:
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class Screen(Console):
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+            for segment in super().render(renderable, options):
+                text, style, control = segment
+                yield segment if control else Segment(printable(text), style)
+
+    return Screen
+
+
+def plain_text(*renderables: RenderableType, width: int | None = None) -> str:
+    """Tables and text without colour and trailing blanks, as wide as a line may be: nothing of a pipe or a file is cut."""
     text = io.StringIO()
-    plain = Console(file=text, highlight=False, emoji=False, markup=False, width=line_width(), no_color=True)
+    plain = console(text, width=width or line_width(), no_color=True)
     for renderable in renderables:
-        plain.print(renderable, soft_wrap=isinstance(renderable, str))
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+        if isinstance(renderable, str):
+            plain.print(message(renderable), soft_wrap=True)
+        else:
+            plain.print(renderable)
+    return "\n".join(line.rstrip() for line in text.getvalue().split("\n")[:-1])
 
 
 def indented(text: str) -> RenderableType:
@@ -117,9 +136,7 @@ def is_terminal() -> bool:
 
 def line_width() -> int:
     """How wide a line may be."""
-    from rich.console import Console
-
-    return Console(file=sys.stdout).width if is_terminal() else _PIPE_COLUMNS
+    return console(sys.stdout).width if is_terminal() else _PIPE_COLUMNS
 
 
 @dataclass(frozen=True)
@@ -136,6 +153,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Table:
     from rich.cells import cell_len
     from rich.table import Table
 
+    rows = [[printable_line(text) for text in row] for row in rows]
     widths = [
         max(cell_len(text) for text in (column.heading, *(row[index] for row in rows))) for index, column in enumerate(columns)
     ]
@@ -159,7 +177,7 @@ def grid(rows: Iterable[tuple[str, str]], *, indent: int = 2) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for label, value in rows:
-        table.add_row(" " * indent + label, value)
+        table.add_row(" " * indent + printable_line(label), printable_line(value))
     return table
 
 
@@ -184,21 +202,40 @@ def bar(share: float, *, width: int = 20) -> str:
     return ("█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")).ljust(width)
 
 
+class ReaderGone(click.exceptions.Exit):
+    """Whoever read stdout has what they wanted."""
+
+
 def _write(text: str) -> None:
     """To stdout; a reader that has gone away (`brim gpus | head -1`) has what it wanted, and that is no failure."""
     try:
         click.echo(text)
     except BrokenPipeError:
         silence_stdout()
-        raise click.exceptions.Exit(0) from None
+        raise ReaderGone(0) from None
+
+
+@contextlib.contextmanager
+def work_is_done() -> Iterator[None]:
+    """What is printed inside tells of work that is finished and kept. If it cannot be printed, the exit code is still that of the work."""
+    try:
+        yield
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (ReaderGone, BrokenPipeError):
+        silence_stdout()
+    except OSError as error:
+        silence_stdout()
+        text = _("The result could not be printed: {why}. The work itself is finished.")
+        note(text.format(why=error.strerror or error))
 
 
 def show_path(path: str) -> None:
     """The answer as one word, which a program can take as it is."""
-    _write(path)
+    _write(printable_line(path) if is_terminal() else path)
 
 
 def silence_stdout() -> None:
     """Let whatever is still printed, at exit too, go nowhere."""
     if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence(sys.stdout.fileno())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brim.cli._output import grid, note, show
+from brim.cli._output import console, grid, note, plain_text, show
 from brim.locale import _
 from brim.sizes import format_bytes
 
@@ -77,12 +76,8 @@ def _tell_how_to_go_on(result: TrainingResult) -> None:
 
 
 def _print(table: Table) -> None:
-    from rich.console import Console
-
     if sys.stderr.isatty():
-        Console(file=sys.stderr, highlight=False, emoji=False, markup=False).print(table)
+        console(sys.stderr).print(table)
         return
-    text = io.StringIO()
-    Console(file=text, highlight=False, emoji=False, markup=False, width=_PLAIN_COLUMNS, no_color=True).print(table)
-    for line in text.getvalue().splitlines():
-        note(line.rstrip())
+    for line in plain_text(table, width=_PLAIN_COLUMNS).splitlines():
+        note(line)

@@ -15,6 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from brim.cli._output import console
 from brim.pictures.live import picture
 
 if TYPE_CHECKING:
@@ -44,9 +45,7 @@ class Screen:
     """Draws states, and waits for a key between them."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-
-        self._console = Console(file=sys.stdout, highlight=False, emoji=False, markup=False)
+        self._console = console(sys.stdout)
         self._live: Live | None = None
         self._keys: int | None = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
         self._modes: list[Any] | None = None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.cli._command import option, verb
-from brim.cli._output import note, print_json, quiet_libraries, show, show_path
+from brim.cli._output import note, print_json, quiet_libraries, show, show_path, work_is_done
 from brim.errors import UsageError
 from brim.locale import N_, _
 
@@ -45,11 +45,12 @@ def command(as_json: bool, output: str | None) -> None:
     """Run the stages one after the other."""
     with quiet_libraries():
         document = demo(output, say=None if as_json else _show)
-    if as_json:
-        print_json(document)
-        return
-    note(_("Took {seconds:.0f} s. Look at it:").format(seconds=document["seconds"]))
-    show_path(document["report"]["path"])
+    with work_is_done():
+        if as_json:
+            print_json(document)
+            return
+        note(_("Took {seconds:.0f} s. Look at it:").format(seconds=document["seconds"]))
+        show_path(document["report"]["path"])
 
 
 def _show(text: str) -> None:

@@ -18,6 +18,7 @@ from brim.cli._numbers import WholeNumber
 from brim.cli._output import is_terminal, note, print_json, show, working
 from brim.errors import EXIT_FAILED, EXIT_OK, UsageError
 from brim.locale import N_, _
+from brim.machine.screen import redraw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -162,8 +163,7 @@ def _look(question: Question) -> Examination:
 def _say(text: str) -> None:
     """In the place of what `working` says."""
     if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{text}")
-        sys.stderr.flush()
+        redraw(text)
 
 
 def _mend(examined: Examination, *, asks: bool) -> Examination:
@@ -176,7 +176,8 @@ def _mend(examined: Examination, *, asks: bool) -> Examination:
             _tell_what_is_left(mending)
             return examined
         for change in mending.changes:
-            click.echo(_glance(change), err=True)
+            for line in _glance(change):
+                note(line)
         if asks and not click.confirm(_("Apply this? Files: {count}.").format(count=len(mending.changes)), err=True):
             note(_("Nothing was changed."))
             return examined
@@ -187,18 +188,18 @@ def _mend(examined: Examination, *, asks: bool) -> Examination:
     return examined
 
 
-def _glance(change: Change) -> str:
+def _glance(change: Change) -> list[str]:
     """A diff that is only looked at: its lines end where the screen does."""
     from brim.cli._doctor_view import cut
     from brim.cli._output import line_width
 
-    return "\n".join(cut(line, line_width()) for line in _readable(change).split("\n"))
+    return [cut(line, line_width()) for line in _readable(change)]
 
 
-def _readable(change: Change) -> str:
-    from brim.cli._doctor_view import printable
+def _readable(change: Change) -> list[str]:
+    from brim.cli._doctor_view import shown
 
-    return "\n".join(printable(line) for line in change.diff.splitlines())
+    return [shown(line) for line in change.diff.split("\n")]
 
 
 def _show_changes(mending: Mending, output: str | None) -> None:
@@ -214,7 +215,7 @@ def _show_changes(mending: Mending, output: str | None) -> None:
         note(_("Written: {paths}").format(paths=output))
     else:
         for change in changes:
-            click.echo(_readable(change) if is_terminal() else change.diff, nl=is_terminal())
+            click.echo("\n".join(_readable(change)) if is_terminal() else change.diff, nl=False)
     if not changes:
         note(_("There is no safe patch."))
     elif root != Path.cwd():

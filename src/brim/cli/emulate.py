@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import click
 
 from brim.cli._command import Size, option, verb
 from brim.cli._numbers import WholeNumber
-from brim.cli._output import note, print_json, show
+from brim.cli._output import note, print_json, show, work_is_done
 from brim.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UsageError
 from brim.locale import N_, _
 
@@ -87,12 +88,13 @@ def command(
         python=python,
         stdout=sys.stderr if as_json else None,
     )
-    if as_json:
-        print_json(emulation.to_dict())
-    else:
-        show(*blocks_of(emulation))
     if output is not None:
         note(_("Wrote {path}.").format(path=emulation.write(output)))
+    with work_is_done() if output is not None else contextlib.nullcontext():
+        if as_json:
+            print_json(emulation.to_dict())
+        else:
+            show(*blocks_of(emulation))
     fits = emulation.verdict in {"fits", "no-steps"}
     ctx.exit(EXIT_OK if fits else EXIT_INTERRUPTED if emulation.verdict == "interrupted" else EXIT_FAILED)
 

@@ -6,7 +6,7 @@ import click
 
 from brim.cli._command import option, verb
 from brim.cli._numbers import WholeNumber
-from brim.cli._output import note
+from brim.cli._output import note, print_json, work_is_done
 from brim.errors import UsageError
 from brim.locale import N_, _
 
@@ -41,7 +41,8 @@ def command(
     for line in lines_of(found):
         note(line)
     if as_json:
-        click.echo(found.to_json(indent=None))
+        with work_is_done():
+            print_json(found.to_dict(), indent=None)
     ctx.exit(found.exit_code)
 
 

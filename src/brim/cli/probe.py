@@ -15,6 +15,7 @@ from brim.cli._output import note, print_json, show
 from brim.cli._step_options import STEP_OPTIONS, given_settings, with_options
 from brim.errors import EXIT_INTERRUPTED, UsageError
 from brim.locale import N_, _
+from brim.machine.screen import redraw
 
 if TYPE_CHECKING:
     from brim.records import Measurement
@@ -145,10 +146,8 @@ class _Progress:
         text = _("Running {size} sequences: {phase}, {seconds:.0f} s").format(
             size=size, phase=phase or _("starting"), seconds=seconds
         )
-        sys.stderr.write(f"\r\x1b[K{text}")
-        sys.stderr.flush()
+        redraw(text)
 
     def clear(self) -> None:
         if self._is_live:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            redraw()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from brim.cli._command import option, verb
-from brim.cli._output import note, print_json, show
+from brim.cli._output import note, print_json, show, work_is_done
 from brim.errors import UsageError
 from brim.locale import N_, _
 
@@ -34,11 +34,12 @@ _LOOKED_AT_BYTES = 8192
 def command(path: str, as_json: bool, output: str | None, is_opened: bool) -> None:
     """Write the page and say where it is."""
     target, size, sections = _made(path, output)
-    if as_json:
-        names = [section.name for section in sections]
-        print_json({"schema": SCHEMA, "path": str(target), "bytes": size, "sections": names})
-    else:
-        show(str(target))
+    with work_is_done():
+        if as_json:
+            names = [section.name for section in sections]
+            print_json({"schema": SCHEMA, "path": str(target), "bytes": size, "sections": names})
+        else:
+            show(str(target))
     if is_opened and not _open(target):
         note(_("No browser could be opened; open {path} yourself.").format(path=target))
 

@@ -9,7 +9,7 @@ from click.core import ParameterSource
 
 from brim.cli._command import option, verb
 from brim.cli._numbers import POSITIVE
-from brim.cli._output import note, print_json, quiet_libraries, working
+from brim.cli._output import note, print_json, quiet_libraries, work_is_done, working
 from brim.cli._step_options import DEVICE_OPTIONS, with_options
 from brim.errors import EXIT_FAILED, EXIT_OK, UsageError
 from brim.locale import N_, _
@@ -143,11 +143,12 @@ def _make(recipe: Recipe, output: str, *, as_family: bool, is_proven: bool, forc
         folder = write(made, output, recipe, replaces=force)
         note(_("Written: {paths}").format(paths=output))
         found = _prove(made) if is_proven else None
-    if as_json:
-        print_json({**facts, "output": str(folder), "verification": None if found is None else found.to_dict()})
-    else:
-        show_facts(facts)
-        show_made(output, found, trains=bool(facts["trainable_parameters"]) and not as_family)
+    with work_is_done():
+        if as_json:
+            print_json({**facts, "output": str(folder), "verification": None if found is None else found.to_dict()})
+        else:
+            show_facts(facts)
+            show_made(output, found, trains=bool(facts["trainable_parameters"]) and not as_family)
     if found is None or found.is_proven:
         return EXIT_OK
     note(_("A proof failed. What was written to {folder} is kept, and should not be trained.").format(folder=output))

@@ -12,10 +12,11 @@ import click
 from brim.cli._aliases import in_our_spelling
 from brim.cli._command import Command, Size, option
 from brim.cli._numbers import ABOVE_ZERO, COUNT, POSITIVE, Number
-from brim.cli._output import note, print_json, quiet_libraries
+from brim.cli._output import note, print_json, quiet_libraries, work_is_done
 from brim.cli._step_options import STEP_OPTIONS, Words, given_settings, with_options
 from brim.errors import EXIT_FAILED, EXIT_INTERRUPTED, BrimError, UsageError
 from brim.locale import N_, _
+from brim.machine.screen import redraw
 
 if TYPE_CHECKING:
     from brim.records import RunCard, TrainingResult
@@ -225,12 +226,13 @@ def command(ctx: click.Context, /, model: str | None, as_json: bool, **options: 
         ctx.exit(0)
     if result.steps:
         result = _with_page(result)
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        from brim.cli._train_view import show_result
+    with work_is_done():
+        if as_json:
+            print_json(result.to_dict())
+        else:
+            from brim.cli._train_view import show_result
 
-        show_result(result)
+            show_result(result)
     ctx.exit(_exit_code(result))
 
 
@@ -298,8 +300,4 @@ class _Shown:
         show_dry_run(self._card, result.folder)
 
     def progress(self, done: int, total: int) -> None:
-        share = done / max(1, total)
-        sys.stderr.write("\r\x1b[K" + _("Reading the data: {share:.0%}").format(share=share))
-        if done >= total:
-            sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
+        redraw(_("Reading the data: {share:.0%}").format(share=done / max(1, total)) if done < total else "")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from brim.locale import _
+from brim.machine.screen import printable_line
 from brim.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def shapes_of(emulation: Emulation) -> str:
 def printable(text: str) -> str:
     """The first line of a text that comes from the command, without control characters and shortened."""
     first = text.strip().splitlines()[0] if text.strip() else ""
-    return "".join(letter if letter.isprintable() else "?" for letter in first)[:_MAX_CHARACTERS]
+    return printable_line(first)[:_MAX_CHARACTERS]
 
 
 def short_path(where: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from brim.locale import _, sentences
+from brim.machine.screen import printable_line
 from brim.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def line(state: State) -> str:
         _("{time} to go").format(time=clock(state.remaining_seconds)) if state.remaining_seconds is not None else "",
         status_text(state) if state.status not in ("running", "starting") else "",
     ]
-    return _printable(", ".join(part for part in parts if part))
+    return printable_line(", ".join(part for part in parts if part))
 
 
 def sparkline(values: Sequence[float | None], width: int, *, ascii_only: bool = False) -> str:
@@ -360,8 +361,8 @@ def _lines(row: Row, label_width: int, width: int, *, ascii_only: bool) -> list[
     indent = label_width if row.label else 0
     room = max(1, width - indent)
     if row.wraps:
-        return [Text(part, row.style) for part in _folded(_printable(row.parts[0]), room)]
-    told, *others = map(_printable, row.parts)
+        return [Text(part, row.style) for part in _folded(printable_line(row.parts[0]), room)]
+    told, *others = map(printable_line, row.parts)
     for part in others:
         longer = f"{told}, {part}"
         if cell_len(longer) > room:
@@ -379,11 +380,6 @@ def _folded(text: str, width: int) -> list[str]:
 
     console = Console(width=width, no_color=True, file=None, force_terminal=False)
     return [each.plain.rstrip() for each in Text(text).wrap(console, width, overflow="fold")] or [""]
-
-
-def _printable(text: str) -> str:
-    """Names and reasons come from files: nothing in them may steer the terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

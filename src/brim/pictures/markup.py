@@ -5,16 +5,15 @@ A text is escaped when it enters a tag, unless it is `Html` already, and only `t
 
 from __future__ import annotations
 
-import re
 from html import escape
 from typing import TYPE_CHECKING
+
+from brim.machine.screen import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _VOID = frozenset({"meta", "br", "wbr"})
-_CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]")
-"""What no page may hold, and what would turn the text after it round."""
 
 
 class Html(str):
@@ -25,7 +24,7 @@ class Html(str):
 
 def text(value: object) -> Html:
     """Any value as a page may show it."""
-    return value if isinstance(value, Html) else Html(escape(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", str(value))))
+    return value if isinstance(value, Html) else Html(escape(printable(str(value))))
 
 
 def tag(name: str, /, *children: object, **attributes: object) -> Html:

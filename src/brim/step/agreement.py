@@ -15,7 +15,7 @@ import numpy as np
 from brim.errors import UsageError
 from brim.locale import _, sentences
 from brim.machine.catalogue import gpu_of_driver
-from brim.step.book import say
+from brim.machine.screen import say
 from brim.step.budget import Budget, Cost, FloatArray
 
 if TYPE_CHECKING:

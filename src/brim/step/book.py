@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import time
 from collections import deque
 from datetime import UTC, datetime
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from brim.locale import _, sentences
 from brim.machine.pulse import PulseMeter
+from brim.machine.screen import say
 from brim.records import BudgetLimit, LedgerEntry, LedgerHeader, LedgerSummary, Pulse, Slice, Split
 from brim.step.arguments import word
 from brim.step.checker import Checker
@@ -199,12 +198,6 @@ class _Watch:
             return None
         self._felt, self._reading = now, reading
         return Pulse(**self._meter.read())
-
-
-def say(sentence: str) -> None:
-    """On the screen, where it is no output of the program. A terminal that is gone is no reason to end a training."""
-    with contextlib.suppress(OSError, ValueError):
-        print(sentence, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def reason_of(error: BaseException) -> str:

@@ -20,10 +20,11 @@ from torch.utils.data import DataLoader
 
 from brim.errors import UsageError
 from brim.locale import _
+from brim.machine.screen import say
 from brim.step import arguments
 from brim.step.agreement import tell_guard
 from brim.step.batch import BatchPlan
-from brim.step.book import Book, reason_of, say
+from brim.step.book import Book, reason_of
 from brim.step.budget import Budget
 from brim.step.devices import device_of, to_device
 from brim.step.engine import Engine, Mark, Total, warnings_of

@@ -13,7 +13,7 @@ from transformers.initialization import no_init_weights
 
 from brim.errors import RunError, UnsupportedError, UsageError
 from brim.locale import _
-from brim.step.book import say
+from brim.machine.screen import say
 from brim.stitching.blueprint import Donor, draw, used_donors
 from brim.stitching.families import TOKEN_IDS, token_within
 from brim.stitching.model import StitchedModel, register

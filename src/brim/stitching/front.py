@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 
 from brim.errors import BrimError, RunError, UsageError
 from brim.locale import _, sentences
-from brim.step.book import say
+from brim.machine.screen import say
 from brim.stitching.angles import refuse_rows_beyond
 from brim.stitching.arguments import precision_of, training_arguments, workers_as_asked
 from brim.stitching.assembling import stitch

@@ -20,8 +20,9 @@ import torch
 
 from brim.errors import RunError
 from brim.locale import _, sentences
+from brim.machine.screen import say
 from brim.sizes import MIB, format_bytes
-from brim.step.book import reason_of, say
+from brim.step.book import reason_of
 from brim.step.together import RanksApartError
 from brim.trainer import manifest
 from brim.trainer.manifest import SAVING, last_checkpoint

@@ -44,7 +44,7 @@ JOIN_SECONDS: Final = 900
 """For the launchers of all machines to meet, once the run is prepared (`doorway.py`)."""
 _PATIENCE_SECONDS: Final = 10.0
 """After a second signal."""
-_HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_HEARD = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,14 @@ def _environment(group: Group, outbox: str) -> dict[str, str]:
     threads = str(max(1, (host().cores or 1) // group.gpus))
     source = str(Path(__file__).parents[2])
     path = os.pathsep.join(dict.fromkeys(filter(None, (source, kept.get("PYTHONPATH")))))
-    # torchrun makes a folder for logs that nobody asked for, and leaves it.
-    added = {OUTBOX_VARIABLE: outbox, "PET_LOG_DIR": outbox, "BRIM_LANG": locale.language(), "PYTHONPATH": path}
+    # torchrun makes a folder for logs that nobody asked for, and leaves it; and it ends its ranks when a terminal is closed.
+    added = {
+        OUTBOX_VARIABLE: outbox,
+        "PET_LOG_DIR": outbox,
+        "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGQUIT",
+        "BRIM_LANG": locale.language(),
+        "PYTHONPATH": path,
+    }
     added[PARENT_VARIABLE] = str(os.getpid())
     if group.device is not None:
         added[DEVICE_VARIABLE] = group.device

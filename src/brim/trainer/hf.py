@@ -26,10 +26,11 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from brim.errors import UsageError
 from brim.locale import _
+from brim.machine.screen import say
 from brim.step.agreement import tell_guard
 from brim.step.arguments import ledger_file, lengths_for
 from brim.step.batch import BatchPlan
-from brim.step.book import reason_of, say
+from brim.step.book import reason_of
 from brim.step.budget import Budget
 from brim.step.devices import device_of
 from brim.step.four_bits import keep_trainable

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _LOOK_SECONDS = 0.5
-_HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_HANDED_ON = (signal.SIGINT, signal.SIGTERM)
 
 
 _QUIET_END = """\

@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from brim.errors import RecordError, UsageError
 from brim.locale import _
+from brim.machine.screen import say as say_on_screen
 from brim.record import STRICT, Bytes, Count, Record
 from brim.sizes import MIB
-from brim.step.book import say as say_on_screen
 
 if TYPE_CHECKING:
     from collections.abc import Callable

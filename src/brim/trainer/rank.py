@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from brim.locale import _, activate
 from brim.machine import child
+from brim.machine.screen import outlive_the_terminal
 from brim.record import write_atomically
 from brim.records import RunCard
 from brim.trainer.lessons import learn
@@ -188,6 +189,7 @@ def exit_now(ended: Ended) -> None:
 
 def main(arguments: list[str]) -> None:
     """Train as one of several."""
+    outlive_the_terminal(stdout=True)
     child.die_with_parent()
     activate(os.environ.get("BRIM_LANG") or "en")
     # Until the ranks have met, a signal ends this process on the spot: nothing is begun, and who waits for another rank hears no Python.

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from brim.locale import _
-from brim.step.book import say
+from brim.machine.screen import say
 from brim.step.loading import StepDataset, StepItem
 from brim.step.randomness import Randomness
 

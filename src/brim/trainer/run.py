@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from brim.locale import _
+from brim.machine.screen import say
 from brim.step.arguments import parameters_of
-from brim.step.book import Book, say
+from brim.step.book import Book
 from brim.step.devices import device_of, to_device
 from brim.step.engine import Engine, Mark, Total, warnings_of
 from brim.step.loss import counting_of

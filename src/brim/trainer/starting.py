@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from brim.machine import child
+from brim.machine.screen import outlive_the_terminal
 from brim.record import write_atomically
 
 
 def main(launcher: str, arguments: list[str]) -> int:
     """Start the ranks and wait for them. 1 where one has failed."""
+    outlive_the_terminal(stdout=True)
     child.die_with_parent()
     os.environ[child.PARENT_VARIABLE] = str(os.getpid())
     for name in ("torch.distributed.run", "torch.distributed.elastic", "torch.distributed.launcher", "accelerate"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections import deque
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from transformers.trainer_callback import TrainerCallback
 
 from brim.locale import _
+from brim.machine.screen import redraw, say
 from brim.sizes import format_bytes
-from brim.step.book import say
 from brim.trainer.words import format_seconds
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ class TellProgress(TrainerCallback):
         self._told = now
         line = self._line(state, total.loss)
         if self._is_live:
-            _draw(line)
+            redraw(line)
         else:
             say(line)
 
@@ -107,11 +106,4 @@ class TellProgress(TrainerCallback):
 
     def _clear(self) -> None:
         if self._is_live:
-            _draw("")
-
-
-def _draw(line: str) -> None:
-    """In the place of the line that lives. A terminal that is gone is no reason to end a training."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(f"\r\x1b[K{line}")
-        sys.stderr.flush()
+            redraw()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from brim.errors import UsageError
 from brim.locale import _
 from brim.machine.budget import MALLOC_ENVIRONMENT
-from brim.step.book import say as say_on_screen
+from brim.machine.screen import say as say_on_screen
 from brim.trainer.rank import exit_now, join, meet, watched
 from brim.trainer.ranks import World, without_engines
 from brim.trainer.train import done_already, nothing_left, only_one, prepare, result_of, written

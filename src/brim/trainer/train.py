@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -16,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 from brim.errors import BrimError, RunError, UsageError
 from brim.locale import _
 from brim.machine.host import cache_folder
+from brim.machine.screen import without_hangup
 from brim.records import Launcher, Ledger, RunCard, TrainingResult
 from brim.trainer.ranks import World
 from brim.trainer.request import LEDGER_FILE, RUN_FILE, TrainRequest, read_request
@@ -33,6 +33,7 @@ Say = Callable[[str], None]
 Tell = Callable[[RunCard], None]
 
 
+@without_hangup()
 def train(
     model: str | os.PathLike[str] | None = None,
     *,
@@ -367,8 +368,3 @@ def _nothing_yet(folder: Path, card: RunCard, *, stopped_by: str = "") -> Traini
 
 
 def _silence(_sentence: str) -> None: ...
-
-
-def say_on_screen(sentence: str) -> None:
-    """A remark for the person."""
-    print(sentence, file=sys.stderr, flush=True)  # noqa: T201

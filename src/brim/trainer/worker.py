@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from brim.errors import BrimError, OutOfMemoryError, RunError, UsageError, out_of_memory_family
 from brim.locale import _, activate
 from brim.machine import child
+from brim.machine.screen import outlive_the_terminal, say
 from brim.records import Measurement, RunCard
 from brim.sizes import format_bytes
-from brim.step.book import say
 from brim.trainer.lessons import Lessons
 from brim.trainer.ranks import World
 from brim.trainer.request import LEDGER_FILE
@@ -287,8 +287,9 @@ def _padding(tokenizer: Any, model: Any) -> int:
 
 def main(arguments: list[str], work: Callable[[Path, World], Ended] = work) -> None:
     """Train in a process that somebody started for it."""
+    outlive_the_terminal(stdout=True)
     child.die_with_parent()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end_here)
     activate(os.environ.get("BRIM_LANG") or "en")
