@@ -10,6 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
 from brim.cli._output import plain_text
+from brim.machine.screen import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,7 +71,7 @@ def _html(block: Any) -> str:
     if isinstance(block, Table):
         return _table(block)
     text = getattr(block, "plain", block)
-    return f'<div style="white-space:pre-wrap">{escape(str(text))}</div>' if text else "<br>"
+    return f'<div style="white-space:pre-wrap">{escape(printable(str(text)))}</div>' if text else "<br>"
 
 
 def _table(table: Table) -> str:
@@ -85,4 +86,4 @@ def _rows(table: Table) -> Iterable[tuple[object, ...]]:
 
 def _cell(name: str, text: object, column: Column) -> str:
     side = "right" if column.justify == "right" else "left"
-    return f'<{name} style="text-align:{side};white-space:pre-wrap">{escape(str(text))}</{name}>'
+    return f'<{name} style="text-align:{side};white-space:pre-wrap">{escape(printable(str(text)))}</{name}>'

@@ -27,6 +27,7 @@ from brim.planner.rates import rates_of
 from brim.planner.request import Request, make_request
 from brim.sizes import format_bytes
 from brim.step.budget import Budget, Cost, FloatArray
+from brim.step.exchange import travels
 from brim.step.fitting import BEYOND, LargestOf, Shape, fit, raised
 from brim.step.measured import measured_budget
 from brim.workload.settings import read_settings
@@ -54,6 +55,7 @@ _ALONE_MATTERS: Final = 0.7
 _LEAST_LENGTHS: Final = 3
 
 
+@travels
 @dataclass(frozen=True)
 class AloneOrSeveral:
     """One sequence alone needs less than the others say of it, where several have to be copied or repeated."""

@@ -21,9 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 from brim.errors import RunError, UnsupportedError, UsageError
 from brim.locale import _
 from brim.step.arguments import norm_to_clip_at, whole
+from brim.step.exchange import travels
 from brim.step.ranks import Ranks
 
 
+@travels
 class _Fact(NamedTuple):
     """What a rank says about its window when an optimizer step is due."""
 

@@ -7,7 +7,6 @@ the GPU, or a probe has measured there, budgets travel whole.
 
 from __future__ import annotations
 
-import pickle
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from brim.locale import _, sentences
 from brim.machine.catalogue import gpu_of_driver
 from brim.machine.screen import say
 from brim.step.budget import Budget, Cost, FloatArray
+from brim.step.exchange import can_travel, travels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +34,7 @@ _NUMBERS: Final = ("fp16", "bf16", "fp32")
 """In which peaks are compared: the first that all GPUs have."""
 
 
+@travels
 class _Said(NamedTuple):
     """What a rank tells the others. Plain values."""
 
@@ -139,7 +140,7 @@ def _gathered(own: Budget, ranks: Ranks, said: Sequence[_Said]) -> list[Budget]:
     """From each rank's own: by its limit, or whole."""
     if len({(each.cost, each.seconds) for each in said}) == 1:
         return [own.with_limit(each.limit) for each in said]
-    sent = ranks.gather(own if _can_travel(own) else None)
+    sent = ranks.gather(own if can_travel(own) else None)
     found = [each for each in sent if each is not None]
     if len(found) < len(sent):
         raise UsageError(
@@ -147,18 +148,11 @@ def _gathered(own: Budget, ranks: Ranks, said: Sequence[_Said]) -> list[Budget]:
                 rank=sent.index(None)
             ),
             hint=_(
-                "Make its costs functions of a module, not of a function or a notebook cell, or give every rank the same ones."
+                "Give every rank the list of all budgets, by rank. Only brim's own costs are sent: those of `Budget.tokens`, "
+                "`Budget.sequences`, `brim.budget` and a probe."
             ),
         )
     return found
-
-
-def _can_travel(budget: Budget) -> bool:
-    try:
-        pickle.dumps(budget)  # as `gather` will
-    except (pickle.PicklingError, AttributeError, TypeError):
-        return False
-    return True
 
 
 def _by_peak(said: Sequence[_Said]) -> list[float]:

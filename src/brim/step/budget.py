@@ -16,6 +16,7 @@ import numpy.typing as npt
 from brim.errors import UsageError
 from brim.locale import _
 from brim.sizes import format_bytes
+from brim.step.exchange import travels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +40,7 @@ _NO_MORE_THAN_NEEDED: Final = 1e12
 Unit = Literal["bytes", "tokens", "sequences"]
 
 
+@travels
 @dataclass(frozen=True, kw_only=True)
 class ShapeCost:
     """A cost that is a polynomial of the padded shape, which is what memory and time of transformers are.
@@ -64,6 +66,7 @@ class ShapeCost:
         return np.asarray(self.fixed + count * each, np.float64)
 
 
+@travels
 @dataclass(frozen=True)
 class ScaledCost:
     """Seconds on a device that is `factor` times as fast."""
@@ -76,6 +79,7 @@ class ScaledCost:
         return np.asarray(self.at_one(count, *lengths), np.float64) / self.factor
 
 
+@travels
 @dataclass(frozen=True)
 class Budget:
     """The limit of one micro-batch, in the unit of `cost`; among the cuts within it, the fewest `seconds` win."""

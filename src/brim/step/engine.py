@@ -19,6 +19,7 @@ import torch
 
 from brim.errors import BrimError, RunError
 from brim.locale import _
+from brim.step.exchange import travels
 from brim.step.micro import Counting, MicroBatch
 from brim.step.oom import Failure, Guard, does_not_fit_alone, failure_of, release
 from brim.step.randomness import Randomness
@@ -52,6 +53,7 @@ class Compute(Protocol):
         ...
 
 
+@travels
 @dataclass
 class Tally:
     """What one rank did in one step. Plain values: it travels between ranks."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from brim.step.budget import FloatArray, ShapeCost
+from brim.step.exchange import travels
 
 Shape = tuple[int, ...]
 """Sequences, padded length, and the targets' where there are any."""
@@ -31,6 +32,7 @@ _ROUNDS: Final = 10
 _NO_PULL: Final = 1e-9
 
 
+@travels
 @dataclass(frozen=True)
 class LargestOf:
     """The largest of several costs: a peak is that of its highest moment."""

@@ -23,6 +23,7 @@ from brim.errors import UsageError
 from brim.locale import _, sentences
 from brim.sizes import format_bytes
 from brim.step.budget import Budget, Cost, FloatArray, ShapeCost
+from brim.step.exchange import travels
 from brim.step.fitting import MOST_PIECES, LargestOf, Shape, fit
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Run:
     accumulates: bool
 
 
+@travels
 @dataclass(frozen=True)
 class MeasuredCost:
     """Bytes of a shape, in agreement with every trial."""

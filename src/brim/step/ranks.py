@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from brim.errors import OutOfMemoryError, RunError, UnsupportedError, UsageError, out_of_memory_family
 from brim.locale import _
+from brim.step.exchange import gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -61,11 +62,10 @@ class Ranks:
             self._take_buffers(bucket_bytes)
 
     def gather(self, fact: T) -> list[T]:
-        """What each rank has to say, by rank. A fact is small and plain: numbers, strings, bytes, tuples and dicts of them."""
+        """What each rank has to say, by rank. A fact is small and plain (`exchange.py`)."""
         if self.size == 1:
             return [fact]
-        said: list[tuple[T, int]] = [(fact, 0)] * self.size
-        dist.all_gather_object(said, (fact, self.wish()), group=self._talk)
+        said = gather((fact, self.wish()), self._talk)
         self._heard = 0
         for _fact, wish in said:
             self._heard |= wish

@@ -23,6 +23,7 @@ from brim.locale import _, sentences
 from brim.machine.screen import say
 from brim.sizes import MIB, format_bytes
 from brim.step.book import reason_of
+from brim.step.exchange import travels
 from brim.step.together import RanksApartError
 from brim.trainer import manifest
 from brim.trainer.manifest import SAVING, last_checkpoint
@@ -45,6 +46,7 @@ _SHARE: Final = 1.01
 _AnyTrainer: Any = object
 
 
+@travels
 @dataclass(frozen=True)
 class _Room:
     """What a checkpoint needs, and what there is."""

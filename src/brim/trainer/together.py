@@ -9,12 +9,13 @@ import contextlib
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from brim.errors import UsageError
 from brim.locale import _
 from brim.machine.budget import MALLOC_ENVIRONMENT
 from brim.machine.screen import say as say_on_screen
+from brim.step.exchange import broadcast
 from brim.trainer.rank import exit_now, join, meet, watched
 from brim.trainer.ranks import World, without_engines
 from brim.trainer.train import done_already, nothing_left, only_one, prepare, result_of, written
@@ -45,11 +46,11 @@ def train_together(
     with contextlib.ExitStack() as stack:
         with watched(lambda: place[0], world, _leave) as said:
             join(store, world, request.device)
-            place[0] = Path(_agreed(str(folder)))
+            place[0] = Path(broadcast(str(folder)))
             told = _prepared(request, place[0], world, say, before, stack) if world.is_first else None
-            told = _agreed(told)
-            said.append(work(place[0], world) if told is None else told)
-            _agreed(None)
+            instead = broadcast(None if told is None else vars(told))
+            said.append(work(place[0], world) if instead is None else Ended(**instead))
+            broadcast(None)
         ended = said[0]
         if ended.error:
             raise error_of(ended)
@@ -63,15 +64,6 @@ def _leave(ended: Ended, speaks: bool) -> None:
         if ended.hint:
             say_on_screen(f"  {ended.hint}")
     exit_now(ended)
-
-
-def _agreed(value: Any) -> Any:
-    """What the first rank says, on all ranks."""
-    import torch.distributed as dist
-
-    holder = [value]
-    dist.broadcast_object_list(holder, src=0)
-    return holder[0]
 
 
 def _prepared(

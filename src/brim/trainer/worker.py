@@ -21,6 +21,7 @@ from brim.machine import child
 from brim.machine.screen import outlive_the_terminal, say
 from brim.records import Measurement, RunCard
 from brim.sizes import format_bytes
+from brim.step.exchange import broadcast
 from brim.trainer.lessons import Lessons
 from brim.trainer.ranks import World
 from brim.trainer.request import LEDGER_FILE
@@ -89,7 +90,8 @@ class Worker:
         budget = self._taught(self.budget())
         self._warm_up()
         trainer, tokenizer = self._trainer(budget)
-        checkpoint = self._agreed(lambda: last_checkpoint(folder))
+        found = self._agreed(lambda: None if (newest := last_checkpoint(folder)) is None else str(newest))
+        checkpoint = None if found is None else Path(found)
         self._count_from_here(trainer.model)
         if card.is_sharded:
             trainer.shard(folder, checkpoint)
@@ -138,11 +140,7 @@ class Worker:
         """
         if self._world.is_alone:
             return look()
-        import torch.distributed as dist
-
-        said = [look() if self._world.is_first else None]
-        dist.broadcast_object_list(said, src=0)
-        return said[0]
+        return broadcast(look() if self._world.is_first else None)
 
     def budget(self) -> Any:
         """What a micro-batch may cost; of each process, where they differ."""
