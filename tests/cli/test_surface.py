@@ -72,7 +72,7 @@ SURFACE = {
         "--logging-steps", "--lora-alpha", "--lora-dropout", "--lora-dtype", "--lora-rank", "--lora-targets", "--loss", "--loss-on",
         "--margin", "--max-bad", "--max-grad-norm",
         "--max-length", "--max-steps", "--memory", "--method", "--micro-batch", "--no-probe", "--no-verify", "--node-rank", "--nodes",
-        "--offload", "--optimizer", "--output", "--padded", "--plan", "--precision", "--probe", "--rendezvous", "--report-to", "--resume",
+        "--offload", "--optimizer", "--output", "--padded", "--plan", "--precision", "--probe", "--rendezvous", "--rendezvous-secret-file", "--report-to", "--resume",
         "--save-steps", "--schedule", "--seed", "--seq-len", "--sharding", "--speeds", "--target-len", "--task", "--tokenizer",
         "--trust-remote-code", "--unpadded", "--warmup", "--weight-decay", "--workers", "-h", "-o", "model",
     ],

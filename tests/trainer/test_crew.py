@@ -93,6 +93,7 @@ def test_a_rendezvous_is_a_host_and_a_port(model: Path, words: str) -> None:
 
 def test_slurm_says_which_machine_this_is(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_NODEID", "1")
+    monkeypatch.setenv("BRIM_RENDEZVOUS_SECRET", "a secret of the machines")
     group = group_of(asked(model, gpus=2, nodes=2, rendezvous="first:29500", output="run"), World())
     assert group is not None
     assert (group.node_rank, group.rendezvous) == (1, "first:29500")

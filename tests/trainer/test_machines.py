@@ -13,11 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from brim.records import RunCard
 from brim.step.checker import check_ledger
 from brim.step.ledger import read_ledger
+from brim.trainer.doorway import door_of
+from brim.trainer.group import Group
+from brim.trainer.ranks import SECRET_VARIABLE
 from brim.workload.embedded import data_file, write_model
 from tests.trainer.test_doorway import free_port
 
@@ -82,6 +86,81 @@ def test_machines_that_are_started_together_hear_of_a_refusal(tmp_path: Path) ->
         code, _out, err = ended(process)
         assert code == 1, err[-4000:]
         assert "4.00 MiB" in err
+
+
+def listening(processes: list[subprocess.Popen[str]]) -> set[str]:
+    """Addresses at which these processes and their children listen, until they have ended."""
+    found: set[str] = set()
+    while any(process.poll() is None for process in processes):
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                root = psutil.Process(process.pid)
+                for each in (root, *root.children(recursive=True)):
+                    with contextlib.suppress(psutil.Error):
+                        found |= {str(one.laddr.ip) for one in each.net_connections() if one.status == psutil.CONN_LISTEN}
+        time.sleep(0.05)
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "several",
+    [
+        "two machines",
+        pytest.param(("--gpus", "2"), marks=pytest.mark.slow),
+        pytest.param(("--gpus", "2", "--launch", "accelerate"), marks=pytest.mark.slow),
+    ],
+)
+def test_nothing_listens_but_at_the_given_address(tmp_path: Path, several: str | tuple[str, ...]) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": f"row {number}"}) + "\n" for number in range(16)))
+    asked = [
+        sys.executable, "-m", "brim", "train", str(write_model(tmp_path / "model")), "--data", str(rows), "-o", str(tmp_path / "run"),
+        "--effective-batch", "4", "--max-steps", "2", "--device", "cpu", "--workers", "0", "--no-probe", "--no-verify", "--precision", "fp32",
+    ]  # fmt: skip
+    if isinstance(several, str):
+        where = ("--gpus", "1", "--nodes", "2", "--rendezvous", f"127.0.0.2:{free_port()}")
+        calls = [[*asked, *where, "--node-rank", str(number)] for number in (1, 0)]
+    else:
+        calls = [[*asked, *several]]
+    environment = {**os.environ, SECRET_VARIABLE: "a secret of the machines"}
+    processes = [
+        subprocess.Popen(call, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for call in calls
+    ]
+    found = listening(processes)
+    for process in processes:
+        assert process.wait() == 0, process.stderr.read() if process.stderr else ""
+    assert found
+    assert found <= {"127.0.0.1", "127.0.0.2"}
+    assert ("127.0.0.2" in found) == isinstance(several, str)
+
+
+@pytest.mark.long
+def test_machines_with_different_secrets_do_not_train_together(tmp_path: Path) -> None:
+    model, port = write_model(tmp_path / "model"), free_port()
+    words = (str(model), "--data", str(data_file()), "-o", str(tmp_path / "run"))
+    file = tmp_path / "secret"
+    file.write_text("another secret of the machines")
+    file.chmod(0o600)
+    with door_of(Group("torchrun", gpus=1, nodes=2, rendezvous=f"127.0.0.1:{port}", secret=b"a secret of the machines")):
+        code, out, err = ended(machine(1, port, *words, "--rendezvous-secret-file", str(file)))
+    assert (code, out) == (2, "")
+    assert "has another secret than this one" in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_machines_that_do_not_share_a_loopback_address_need_a_secret(tmp_path: Path) -> None:
+    """Before anything is read or bound."""
+    words = ["train", "gpt2", "--data", str(data_file()), "-o", str(tmp_path / "run"), "--nodes", "2", "--node-rank", "0"]
+    environment = {name: value for name, value in os.environ.items() if name != SECRET_VARIABLE}
+    done = subprocess.run(
+        [sys.executable, "-m", "brim", *words, "--rendezvous", "10.0.0.1:29500", "--max-bad", "9"],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "brim: The machines of a run need a shared secret, and BRIM_RENDEZVOUS_SECRET is not set." in done.stderr
+    assert "export BRIM_RENDEZVOUS_SECRET=..., or --rendezvous-secret-file FILE" in done.stderr
 
 
 @pytest.mark.slow

@@ -166,6 +166,14 @@ RUN_OPTIONS = (
         help=N_("Who starts the processes of --gpus N [--nodes M]. Default: torchrun; none, where a launcher has started brim."),
     ),
     option("--rendezvous", metavar="HOST:PORT", help=N_("With --nodes: where the machines meet, the first one's address.")),
+    option(
+        "--rendezvous-secret-file",
+        metavar="FILE",
+        help=N_(
+            "With --nodes: file with the secret that the machines share, readable by you alone. Default: the variable "
+            "BRIM_RENDEZVOUS_SECRET."
+        ),
+    ),
     option("--node-rank", **COUNT, help=N_("With --nodes: which machine this is. Default: as Slurm says.")),
     option(
         "--speeds",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from brim.errors import UsageError
 from brim.locale import _
 from brim.records import Plan
+from brim.trainer.doorway import address_of, secret_for
 from brim.trainer.group import Group
 from brim.trainer.ranks import World, sharding_of_environment
 
@@ -48,7 +50,7 @@ def group_of(request: TrainRequest, world: World) -> Group | None:
     if settings.ranks == 1:
         raise UsageError(_("--launch starts several processes: say how many with --gpus N."))
     _check_nodes(request)
-    return Group(
+    group = Group(
         launcher=request.launch or "torchrun",
         gpus=settings.gpus,
         nodes=settings.nodes,
@@ -56,6 +58,11 @@ def group_of(request: TrainRequest, world: World) -> Group | None:
         rendezvous=request.rendezvous,
         device=request.device,
     )
+    if group.nodes == 1:
+        return group
+    host, _port = address_of(group)
+    file = request.rendezvous_secret_file
+    return replace(group, secret=secret_for(host, None if file is None else Path(file).expanduser()))
 
 
 def crew_of(request: TrainRequest, world: World, group: Group | None) -> tuple[TrainRequest, World]:

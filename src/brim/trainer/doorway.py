@@ -1,32 +1,53 @@
-"""Where the other machines of a run wait while the first one prepares it: at the door where their launchers will meet.
+"""Where the other machines of a run wait while the first one prepares it: at the address where their launchers will meet.
 
 Preparing may take hours (a large file to tokenise), and may fail. A launcher that waits there by itself cannot tell the one from the other,
-so brim knocks first. The first machine answers at once, gives a sign of life every few seconds, and says in the end how it went: the others
+so brim asks first. The first machine answers at once, gives a sign of life every few seconds, and says in the end how it went: the others
 begin together, or all end with the same reason.
+
+    first -> other   brim: wait 2 NONCE
+    other -> first   NONCE PROOF          that it knows the secret of the run
+    first -> other   PROOF                that it knows it too; or "denied"
+    first -> other   .                    every few seconds
+    first -> other   {"word": ...} PROOF  the end
+
+A proof is an HMAC of both nonces under the secret, so the secret itself is never sent. On the loopback address none is needed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
+import hmac
+import ipaddress
 import json
+import os
+import secrets
+import selectors
 import socket
+import stat
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from brim.errors import BrimError, ChildError, UsageError
 from brim.locale import _
+from brim.trainer.ranks import SECRET_VARIABLE
 from brim.trainer.worker import Ended, error_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
     from types import TracebackType
 
     from brim.trainer.group import Group
 
 Word = Literal["ready", "finished", "failed"]
 """What the first machine says in the end."""
-_GREETING: Final = b"brim: wait\n"
+_SHORTEST_SECRET: Final = 16
+_GREETING: Final = b"brim: wait 2 "
+_GREETING_OF_ALL_VERSIONS: Final = b"brim: wait"
+_DENIED: Final = b"denied"
 _SIGN: Final = b".\n"
 _SIGN_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.2
@@ -34,6 +55,10 @@ _SILENT_SECONDS: Final = 60.0
 """As among ranks (`watching.py`)."""
 _GREETING_SECONDS: Final = 10.0
 """Who answers, and says nothing for so long, is the launcher: preparing was over before we came."""
+_PROOF_SECONDS: Final = 30.0
+"""For another machine to prove itself."""
+_MOST_UNPROVEN: Final = 64
+"""Connections at a time without a proof; the oldest gives way."""
 _CONTACT_SECONDS: Final = 1800.0
 """For the first machine to appear at all."""
 _KNOCK_SECONDS: Final = 1.0
@@ -43,22 +68,70 @@ _REMIND_SECONDS: Final = 60.0
 _LONGEST_WORD: Final = 1 << 16
 
 
+class _Handshake:
+    """What both sides know after the greeting: the secret and two nonces."""
+
+    def __init__(self, secret: bytes, first: str, other: str) -> None:
+        self._secret, self._nonces = secret, f"{first} {other}"
+
+    def proof(self, of: str, said: bytes = b"") -> bytes:
+        """By whom: `first`, `other`; or of what was said in the end: `word`."""
+        return hmac.new(self._secret, f"{of} {self._nonces} ".encode() + said, hashlib.sha256).hexdigest().encode()
+
+    def proves(self, of: str, proof: bytes, said: bytes = b"") -> bool:
+        return hmac.compare_digest(self.proof(of, said), proof)
+
+
+class _Guest:
+    """A connection to the first machine."""
+
+    def __init__(self, connection: socket.socket, address: str) -> None:
+        self.connection, self.address = connection, address
+        self.nonce, self.came_at, self.held = secrets.token_hex(32), time.monotonic(), b""
+        self.handshake: _Handshake | None = None
+
+    def says(self, words: bytes) -> bool:
+        """Whether they could be sent."""
+        try:
+            self.connection.sendall(words)
+        except OSError:
+            self.connection.close()
+            return False
+        return True
+
+    def answer(self) -> bytes | None:
+        """Its line, once it is whole. ConnectionError where none will come."""
+        more = self.connection.recv(512)
+        self.held += more
+        if not more or len(self.held) > 512:
+            raise ConnectionResetError
+        line, end, _rest = self.held.partition(b"\n")
+        return line if end else None
+
+
 class Door:
     """The first machine's side. Left without `open`, it tells why: an error, or that there was nothing to do."""
 
-    def __init__(self, port: int, others: int = 0) -> None:
-        self._others = others
-        self._waiting: list[socket.socket] = []
+    def __init__(self, group: Group, say: Callable[[str], None] = lambda _sentence: None) -> None:
+        self._others, self._secret, self._say = group.nodes - 1, group.secret, say
+        self._waiting: list[_Guest] = []
+        self._unproven: list[_Guest] = []
+        self._refused: set[str] = set()
         self._is_over = threading.Event()
-        try:
-            self._listener = _listen(port)
-        except (OSError, OverflowError) as error:
-            why = getattr(error, "strerror", None) or str(error)
+        host, port = address_of(group)
+        if is_only_here(host):
+            text = _("{host} is a loopback address on this machine (see /etc/hosts), and other machines cannot reach it.")
             raise UsageError(
-                _("The machines cannot meet at port {port} of this one: {why}.").format(port=port, why=why),
-                hint=_("Give another port on each machine: --rendezvous HOST:PORT."),
-            ) from error
-        self._listener.settimeout(_LOOK_SECONDS)
+                text.format(host=host),
+                hint=_("Give the address of this machine in the network on each machine: --rendezvous 10.0.0.5:{port}.").format(
+                    port=port
+                ),
+            )
+        try:
+            self._listener = listen_at(host, port)
+        except (OSError, OverflowError) as error:
+            raise _cannot_listen(host, port, error) from error
+        self._listener.setblocking(False)
         self._thread = threading.Thread(target=self._answer, name="brim-door", daemon=True)
 
     def __enter__(self) -> Self:
@@ -90,39 +163,94 @@ class Door:
         if self._is_over.is_set():
             return
         self._is_over.set()
+        self._thread.join()
         # Closed before the others are told: they come back to this port, for the launcher.
         self._listener.close()
-        self._thread.join()
+        for guest in self._unproven:
+            guest.connection.close()
         said: dict[str, Any] = {"word": word}
         if error is not None:
             interrupted = ChildError(_("The first machine was interrupted while it prepared the run."))
             ended = Ended.by(error if isinstance(error, Exception) else interrupted)
             said |= {"error": ended.error, "message": ended.message, "hint": ended.hint}
-        for each in self._waiting:
-            with each, contextlib.suppress(OSError):
-                each.sendall(json.dumps(said).encode() + b"\n")
+        line = json.dumps(said).encode()
+        for guest in self._waiting:
+            assert guest.handshake is not None
+            guest.says(line + b"\t" + guest.handshake.proof("word", line) + b"\n")
+            guest.connection.close()
         self._waiting.clear()
 
     def _answer(self) -> None:
         signed_at = time.monotonic()
-        while not self._is_over.is_set():
-            # One that left is found out when it is spoken to.
-            with contextlib.suppress(OSError):
-                new, _address = self._listener.accept()
-                new.settimeout(_SIGN_SECONDS)
-                if _is_heard(new, _GREETING):
-                    self._waiting.append(new)
-            if time.monotonic() - signed_at >= _SIGN_SECONDS:
-                signed_at = time.monotonic()
-                self._waiting[:] = [each for each in self._waiting if _is_heard(each, _SIGN)]
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            while not self._is_over.is_set():
+                for key, _events in selector.select(_LOOK_SECONDS):
+                    with contextlib.suppress(OSError):
+                        if key.data is None:
+                            self._greet(selector)
+                        else:
+                            self._judge(selector, key.data)
+                late = [guest for guest in self._unproven if time.monotonic() - guest.came_at > _PROOF_SECONDS]
+                for guest in [*late, *self._unproven[: max(0, len(self._unproven) - _MOST_UNPROVEN)]]:
+                    self._drop(selector, guest)
+                if time.monotonic() - signed_at >= _SIGN_SECONDS:
+                    signed_at = time.monotonic()
+                    # One that left is found out when it is spoken to.
+                    self._waiting[:] = [guest for guest in self._waiting if guest.says(_SIGN)]
+
+    def _greet(self, selector: selectors.BaseSelector) -> None:
+        connection, address = self._listener.accept()
+        connection.setblocking(False)
+        guest = _Guest(connection, str(address[0]))
+        if guest.says(_GREETING + guest.nonce.encode() + b"\n"):
+            self._unproven.append(guest)
+            selector.register(connection, selectors.EVENT_READ, guest)
+
+    def _judge(self, selector: selectors.BaseSelector, guest: _Guest) -> None:
+        """What a machine that was greeted answers."""
+        try:
+            line = guest.answer()
+        except BlockingIOError:
+            return
+        except OSError:
+            self._drop(selector, guest)
+            return
+        if line is None:
+            return
+        nonce, _space, proof = line.partition(b" ")
+        handshake = _Handshake(self._secret, guest.nonce, nonce.decode("ascii", "replace"))
+        if not handshake.proves("other", proof):
+            guest.says(_DENIED + b"\n")
+            self._drop(selector, guest)
+            self._tell_of_refusal(guest.address)
+            return
+        selector.unregister(guest.connection)
+        self._unproven.remove(guest)
+        guest.connection.settimeout(_SIGN_SECONDS)
+        guest.handshake = handshake
+        if guest.says(handshake.proof("first") + b"\n"):
+            self._waiting.append(guest)
+
+    def _drop(self, selector: selectors.BaseSelector, guest: _Guest) -> None:
+        if guest in self._unproven:
+            self._unproven.remove(guest)
+            selector.unregister(guest.connection)
+            guest.connection.close()
+
+    def _tell_of_refusal(self, address: str) -> None:
+        """Once of each address, and not of arbitrarily many."""
+        if address not in self._refused and len(self._refused) < _MOST_UNPROVEN:
+            self._refused.add(address)
+            text = _("{address} was refused: it does not have the secret of this run ({variable}).")
+            self._say(text.format(address=address, variable=SECRET_VARIABLE))
 
 
-def door_of(group: Group | None) -> contextlib.AbstractContextManager[Door | None]:
+def door_of(
+    group: Group | None, say: Callable[[str], None] = lambda _sentence: None
+) -> contextlib.AbstractContextManager[Door | None]:
     """Of the first of several machines; nothing where there is one."""
-    if group is None or group.nodes == 1:
-        return contextlib.nullcontext()
-    _host, port = address_of(group)
-    return Door(port, others=group.nodes - 1)
+    return contextlib.nullcontext() if group is None or group.nodes == 1 else Door(group, say)
 
 
 def knock(group: Group, say: Callable[[str], None]) -> bool:
@@ -130,7 +258,7 @@ def knock(group: Group, say: Callable[[str], None]) -> bool:
     address = address_of(group)
     host, where = address[0], f"{address[0]}:{address[1]}"
     say(_("Waiting for the first machine at {where}.").format(where=where))
-    connection = _greeted(address, say)
+    connection = _greeted(address, group.secret, say)
     if connection is None:
         return True
     with contextlib.closing(connection):
@@ -144,7 +272,7 @@ def knock(group: Group, say: Callable[[str], None]) -> bool:
                     hint=_("Look at what it says, and start all machines again."),
                 ) from error
             if line != _SIGN.strip():
-                return _understood(line, where)
+                return _understood(line, where, connection.handshake)
             if time.monotonic() - reminded_at > _REMIND_SECONDS:
                 reminded_at = time.monotonic()
                 say(_("The first machine is still preparing."))
@@ -161,29 +289,103 @@ def address_of(group: Group) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _listen(port: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
+def secret_for(host: str, file: Path | None) -> bytes:
+    """What the machines of a run share: from a file, else the environment. On the loopback address it may be empty."""
+    if file is not None:
+        secret = _secret_in(file)
+        source = str(file)
+    else:
+        secret = os.environ.get(SECRET_VARIABLE, "").strip().encode()
+        source = SECRET_VARIABLE
+    if secret and len(secret) < _SHORTEST_SECRET:
+        raise UsageError(
+            _("The secret in {source} is too short: it needs {count} characters.").format(source=source, count=_SHORTEST_SECRET),
+            hint=_how_to_set(),
+        )
+    if not secret and (file is not None or not is_loopback(host)):
+        text = (
+            _("The machines of a run need a shared secret, and {source} is not set.") if file is None else _("{source} is empty.")
+        )
+        raise UsageError(text.format(source=source), hint=_how_to_set())
+    return secret
 
 
-def _is_heard(connection: socket.socket, word: bytes) -> bool:
+def _how_to_set() -> str:
+    return _(
+        "Make one with `openssl rand -hex 32` and set the same on every machine: export {variable}=..., or "
+        "--rendezvous-secret-file FILE, a file that only you can read."
+    ).format(variable=SECRET_VARIABLE)
+
+
+def _secret_in(file: Path) -> bytes:
     try:
-        connection.sendall(word)
-    except OSError:
-        connection.close()
+        with file.open("rb") as stream:
+            mode = os.fstat(stream.fileno()).st_mode
+            secret = stream.read(_LONGEST_WORD).strip()
+    except OSError as error:
+        text = _("Cannot read the secret in {path}: {why}.")
+        raise UsageError(text.format(path=file, why=error.strerror or error), hint=_how_to_set()) from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise UsageError(
+            _("Others can read the secret in {path}.").format(path=file), hint=_("chmod 600 {path}").format(path=file)
+        )
+    return secret
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this leads nowhere but to this machine."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
         return False
-    return True
+    return all(ipaddress.ip_address(each[4][0]).is_loopback for each in found)
 
 
-def _greeted(address: tuple[str, int], say: Callable[[str], None]) -> _Connection | None:
+def listen_at(host: str, port: int) -> socket.socket:
+    """A socket that listens at this address of this machine and at no other. OSError where there is no such address."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    error = OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+    for family, _kind, _protocol, _name, address in found:
+        try:
+            return socket.create_server(address, family=family)
+        except OSError as failed:
+            error = failed
+    raise error
+
+
+def is_only_here(host: str) -> bool:
+    """Whether a name of this machine leads to its loopback address, as /etc/hosts of Debian has it. Other machines mean another by it."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host != "localhost" and is_loopback(host)
+    return False
+
+
+def _cannot_listen(host: str, port: int, error: Exception) -> UsageError:
+    why = getattr(error, "strerror", None) or str(error)
+    if getattr(error, "errno", None) == errno.EADDRNOTAVAIL:
+        return UsageError(
+            _("{host} is not an address of this machine, the first one.").format(host=host),
+            hint=_(
+                "Give an address of this machine. Where the port is forwarded to it, give --rendezvous 0.0.0.0:{port} here, which listens "
+                "on all addresses."
+            ).format(port=port),
+        )
+    return UsageError(
+        _("The machines cannot meet at port {port} of this one: {why}.").format(port=port, why=why),
+        hint=_("Give another port on each machine: --rendezvous HOST:PORT."),
+    )
+
+
+def _greeted(address: tuple[str, int], secret: bytes, say: Callable[[str], None]) -> _Connection | None:
     """The first machine, which prepares; None where its launcher is there already."""
     where = f"{address[0]}:{address[1]}"
     began = time.monotonic()
     remind_at = began + _REMIND_SECONDS
     while True:
         try:
-            return _knocked(address, where)
+            return _knocked(address, where, secret)
         except (OSError, UnicodeError) as error:
             # Nobody there yet; or one that left in the same moment, as a door does that is closed, and a forwarded port behind which
             # nobody listens.
@@ -202,21 +404,39 @@ def _greeted(address: tuple[str, int], say: Callable[[str], None]) -> _Connectio
         time.sleep(_KNOCK_SECONDS)
 
 
-def _knocked(address: tuple[str, int], where: str) -> _Connection | None:
+def _knocked(address: tuple[str, int], where: str, secret: bytes) -> _Connection | None:
     """Once. OSError where nobody is there."""
     connection = _Connection(socket.create_connection(address, timeout=_SIGN_SECONDS))
     try:
-        greeting = connection.line(_GREETING_SECONDS)
-    except TimeoutError:
-        connection.close()
-        return None
-    except OSError:
+        try:
+            greeting = connection.line(_GREETING_SECONDS)
+        except TimeoutError:
+            connection.close()
+            return None
+        connection.handshake = _proven(connection, greeting, where, secret)
+    except (OSError, BrimError):
         connection.close()
         raise
-    if greeting != _GREETING.strip():
-        connection.close()
-        raise _stranger(where)
     return connection
+
+
+def _proven(connection: _Connection, greeting: bytes, where: str, secret: bytes) -> _Handshake:
+    """Both sides know the secret."""
+    if not greeting.startswith(_GREETING):
+        if greeting.startswith(_GREETING_OF_ALL_VERSIONS):
+            raise UsageError(_("The first machine, at {where}, has another version of brim.").format(where=where))
+        raise _stranger(where)
+    nonce = secrets.token_hex(32)
+    handshake = _Handshake(secret, greeting.removeprefix(_GREETING).decode("ascii", "replace"), nonce)
+    connection.send(nonce.encode() + b" " + handshake.proof("other") + b"\n")
+    reply = connection.line(_PROOF_SECONDS)
+    if reply == _DENIED:
+        raise UsageError(
+            _("The first machine, at {where}, has another secret than this one.").format(where=where), hint=_how_to_set()
+        )
+    if not handshake.proves("first", reply):
+        raise _stranger(where)
+    return handshake
 
 
 def _stranger(where: str) -> UsageError:
@@ -231,6 +451,10 @@ class _Connection:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._held = connection, b""
+        self.handshake: _Handshake
+
+    def send(self, words: bytes) -> None:
+        self._connection.sendall(words)
 
     def close(self) -> None:
         """Nothing more is to be heard."""
@@ -250,9 +474,12 @@ class _Connection:
         return line
 
 
-def _understood(line: bytes, where: str) -> bool:
+def _understood(line: bytes, where: str, handshake: _Handshake) -> bool:
+    words, _tab, proof = line.partition(b"\t")
+    if not handshake.proves("word", proof, words):
+        raise _stranger(where)
     try:
-        said = json.loads(line)
+        said = json.loads(words)
         word = said["word"]
     except (ValueError, TypeError, KeyError) as error:
         raise _stranger(where) from error

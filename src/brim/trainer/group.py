@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +26,7 @@ from brim.machine.host import host
 from brim.records import Launcher
 from brim.trainer.launching import QUIET_ON_CPU, died, has_descriptor, how_to_go_on
 from brim.trainer.lessons import Lessons, told
-from brim.trainer.ranks import OF_A_LAUNCH
+from brim.trainer.ranks import OF_A_LAUNCH, SECRET_VARIABLE
 from brim.trainer.watching import born
 from brim.trainer.worker import Ended, error_of
 
@@ -59,6 +59,8 @@ class Group:
     rendezvous: str | None = None
     """`host:port` of the first machine, where there are several."""
     device: str | None = None
+    secret: bytes = field(default=b"", repr=False)
+    """What the machines share, where there are several; never on a command line, in a record or in the environment of a rank."""
 
     def command(self, folder: Path, module: str) -> list[str]:
         """The launcher with its arguments, and what each rank runs."""
@@ -136,7 +138,7 @@ def _environment(group: Group, outbox: str) -> dict[str, str]:
     """Ours, without what another launch has left in it."""
     from brim.trainer.rank import DEVICE_VARIABLE, OUTBOX_VARIABLE
 
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(OF_A_LAUNCH)}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith((*OF_A_LAUNCH, SECRET_VARIABLE))}
     threads = str(max(1, (host().cores or 1) // group.gpus))
     source = str(Path(__file__).parents[2])
     path = os.pathsep.join(dict.fromkeys(filter(None, (source, kept.get("PYTHONPATH")))))
@@ -151,7 +153,8 @@ def _environment(group: Group, outbox: str) -> dict[str, str]:
     added[PARENT_VARIABLE] = str(os.getpid())
     if group.device is not None:
         added[DEVICE_VARIABLE] = group.device
-    if group.nodes == 1 and sys.platform == "linux":
+    is_here = group.nodes == 1 or (group.rendezvous or "").startswith(("127.", "localhost:"))
+    if is_here and sys.platform == "linux":
         added["GLOO_SOCKET_IFNAME"] = "lo"
     quiet = QUIET_ON_CPU if group.device == "cpu" else {}
     # What the store's own threads write when a rank is gone is told by brim, in a sentence.

@@ -20,6 +20,7 @@ from brim.machine.budget import MALLOC_ENVIRONMENT
 from brim.machine.child import PARENT_VARIABLE, kill_group
 from brim.machine.host import oom_kills
 from brim.machine.outcome import explain_signal
+from brim.trainer.ranks import SECRET_VARIABLE
 from brim.trainer.request import LEDGER_FILE
 from brim.trainer.worker import OUTCOME_VARIABLE, Ended, error_of
 
@@ -50,6 +51,7 @@ def launch(folder: Path, *, module: str = "brim.trainer.worker", device: str = "
     quiet = QUIET_ON_CPU if device == "cpu" else {}
     environment = {**quiet, **os.environ, **MALLOC_ENVIRONMENT, OUTCOME_VARIABLE: str(writer), "BRIM_LANG": locale.language()}
     environment[PARENT_VARIABLE] = str(os.getpid())
+    environment.pop(SECRET_VARIABLE, None)
     if device.startswith("cuda"):
         # The Trainer would spread one process over all GPUs that it sees.
         environment |= nvml.alone(int(device.partition(":")[2] or 0))

@@ -25,6 +25,7 @@ from brim.records import RunCard
 from brim.trainer.lessons import learn
 from brim.trainer.ranks import World, without_engines
 from brim.trainer.request import RUN_FILE
+from brim.trainer.starting import bind_stores
 from brim.trainer.watching import MEET_SECONDS, Notice, Watch, born
 from brim.trainer.worker import Ended, quiet_libraries, show_traceback
 
@@ -54,6 +55,7 @@ def meet() -> Any:
     """Where the ranks talk: the launcher's store, or the first rank's own. It is there, or will be in a moment."""
     import torch.distributed as dist
 
+    bind_stores()
     distributed: Any = dist
     store, _rank, _size = next(distributed.rendezvous("env://", timeout=dt.timedelta(seconds=MEET_SECONDS)))
     return store

@@ -12,6 +12,8 @@ OF_A_LAUNCH: Final = (
     "RANK", "LOCAL_RANK", "GROUP_", "ROLE_", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_", "PET_", "TORCHELASTIC_", "ACCELERATE_", "FSDP_",
 )  # fmt: skip
 """How the variables of a launcher begin: those of one launch must not reach the ranks of another."""
+SECRET_VARIABLE: Final = "BRIM_RENDEZVOUS_SECRET"  # noqa: S105 (its name)
+"""What the machines of a run share (`doorway.py`). The ranks, and the model's code in them, do not need it."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ EVALUATIONS_FILE = "evaluations.jsonl"
 MAY_CHANGE = frozenset({
     "accumulation", "attention", "checkpointing", "data", "device", "epochs", "eval_batch", "eval_data", "eval_steps", "gpu_index", "gpus",
     "keep", "launch", "logging_steps", "margin", "max_bad", "max_steps", "memory", "micro_batch", "node_rank", "nodes", "offload", "padded",
-    "probe", "rendezvous", "report_to", "save_steps", "sharding", "speeds", "tokenizer", "verify", "workers",
+    "probe", "rendezvous", "rendezvous_secret_file", "report_to", "save_steps", "sharding", "speeds", "tokenizer", "verify", "workers",
 })  # fmt: skip
 """What a run that goes on may be told anew: how the step is sliced, where it runs, how long it goes on, and where its files lie now. Never
 what a step is: the data are known by their fingerprint."""
@@ -70,6 +70,7 @@ class TrainRequest:
     launch: Launcher | None = None
     node_rank: int | None = None
     rendezvous: str | None = None
+    rendezvous_secret_file: str | None = None
     gpu_index: int | None = None
     margin: str | None = None
     plan: Path | None = None
@@ -96,8 +97,8 @@ class TrainRequest:
 
 _OF_REQUEST = {each.name for each in fields(TrainRequest)} - {"settings", "pinned", "asked", "model", "resumes", "memories"}
 _OF_SETTINGS = {each.name for each in fields(Settings)}
-_OF_SEVERAL = {"launch", "node_rank", "offload", "rendezvous", "sharding", "speeds"}
-_PATHS = ("data", "eval_data", "plan", "tokenizer")
+_OF_SEVERAL = {"launch", "node_rank", "offload", "rendezvous", "rendezvous_secret_file", "sharding", "speeds"}
+_PATHS = ("data", "eval_data", "plan", "rendezvous_secret_file", "tokenizer")
 
 
 def read_request(
@@ -232,7 +233,7 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
             given[name] = Path(os.path.expanduser(given[name]))  # noqa: PTH111 (a Path would drop a trailing slash that the user sees)
     if "probe" in given and not isinstance(given["probe"], bool):
         given["probe"] = Path(given["probe"])
-    for name in ("data", "eval_data", "tokenizer"):
+    for name in ("data", "eval_data", "rendezvous_secret_file", "tokenizer"):
         if name in given:
             given[name] = os.fspath(given[name])
     if "report_to" in given:

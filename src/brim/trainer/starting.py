@@ -7,16 +7,20 @@ What failed is told by brim, once; the launcher's own report repeats it for each
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brim.machine import child
 from brim.machine.screen import outlive_the_terminal
 from brim.record import write_atomically
+
+if TYPE_CHECKING:
+    import socket
 
 
 def main(launcher: str, arguments: list[str]) -> int:
@@ -26,6 +30,7 @@ def main(launcher: str, arguments: list[str]) -> int:
     os.environ[child.PARENT_VARIABLE] = str(os.getpid())
     for name in ("torch.distributed.run", "torch.distributed.elastic", "torch.distributed.launcher", "accelerate"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    bind_stores()
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -40,6 +45,44 @@ def main(launcher: str, arguments: list[str]) -> int:
         _tell(error)
         return 1
     return 0
+
+
+def bind_stores() -> None:
+    """From now on torch's stores listen at the address that they are given. By themselves they listen on all interfaces."""
+    import torch.distributed as dist
+
+    distributed: Any = dist
+    original: Any = distributed.TCPStore
+    if original.__name__ == "BoundStore":
+        return
+
+    class BoundStore(original):  # type: ignore[misc]
+        def __init__(
+            self, host_name: str, port: int, world_size: int | None = None, is_master: bool = False, *rest: Any, **named: Any
+        ) -> None:
+            listener = _listener(host_name, port) if is_master and named.get("master_listen_fd") is None else None
+            if listener is not None:
+                port = listener.getsockname()[1]
+                named["master_listen_fd"] = listener.detach()
+            super().__init__(host_name, port, world_size, is_master, *rest, **named)
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch.distributed") and vars(module).get("TCPStore") is original:
+            vars(module)["TCPStore"] = BoundStore
+
+
+def _listener(host: str, port: int) -> socket.socket | None:
+    """None where the address is not one of this machine alone: a launcher of the user's own may forward it."""
+    from brim.trainer.doorway import is_only_here, listen_at
+
+    if is_only_here(host):
+        return None
+    try:
+        return listen_at(host, port)
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            return None
+        raise
 
 
 def _tell(error: Exception) -> None:

@@ -72,7 +72,7 @@ def train(
         return train_together(request, folder, say or _silence, before)
     if group is not None and is_joiner:
         return _join(request, folder, group, worker, say or _silence)
-    with only_one(folder), door_of(group) as door:
+    with only_one(folder), door_of(group, say or _silence) as door:
         done = done_already(request, folder)
         if done is not None:
             (say or _silence)(nothing_left(folder))
