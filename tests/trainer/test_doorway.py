@@ -20,6 +20,7 @@ from brim.trainer import doorway
 from brim.trainer.doorway import Door, door_of, knock
 from brim.trainer.group import Group, _environment
 from brim.trainer.ranks import SECRET_VARIABLE
+from brim.trainer.rendezvous import address_of, secret_for
 
 
 def free_port() -> int:
@@ -77,7 +78,7 @@ def test_who_knocks_waits_until_all_is_ready_and_the_port_is_free_then(second: G
         assert not waiting.done()
         door.open()
         assert waiting.result(60) is True
-        socket.create_server(("127.0.0.1", doorway.address_of(second)[1])).close()
+        socket.create_server(("127.0.0.1", address_of(second)[1])).close()
 
 
 def test_a_run_that_is_finished_is_told(second: Group) -> None:
@@ -125,7 +126,7 @@ def test_a_first_machine_that_fails_alone_ends_soon(second: Group, monkeypatch: 
 
 
 def test_a_first_machine_that_dies_is_told(second: Group) -> None:
-    with socket.create_server(("127.0.0.1", doorway.address_of(second)[1])) as listener:
+    with socket.create_server(("127.0.0.1", address_of(second)[1])) as listener:
         waiting = in_background(lambda: knock(second, lambda _sentence: None))
         connection = greeted(listener)
         connection.close()
@@ -135,14 +136,14 @@ def test_a_first_machine_that_dies_is_told(second: Group) -> None:
 
 def test_a_launcher_that_is_there_already_is_joined(second: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doorway, "_GREETING_SECONDS", 0.2)
-    with socket.create_server(("127.0.0.1", doorway.address_of(second)[1])):
+    with socket.create_server(("127.0.0.1", address_of(second)[1])):
         assert knock(second, lambda _sentence: None) is True
 
 
 def test_one_who_hangs_up_is_not_taken_for_a_launcher(second: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """A forwarded port accepts, and closes at once where nobody listens behind it."""
     monkeypatch.setattr(doorway, "_KNOCK_SECONDS", 0.05)
-    with socket.create_server(("127.0.0.1", doorway.address_of(second)[1])) as listener:
+    with socket.create_server(("127.0.0.1", address_of(second)[1])) as listener:
         waiting = in_background(lambda: knock(second, lambda _sentence: None))
         for _knock in range(3):
             listener.accept()[0].close()
@@ -154,7 +155,7 @@ def test_one_who_hangs_up_is_not_taken_for_a_launcher(second: Group, monkeypatch
 
 @pytest.mark.parametrize("words", [b"SSH-2.0-OpenSSH_9.2\r\n", b"brim: wait 2 ab\nSSH\n", b"brim: wait 2 ab\n[]\n"])
 def test_somebody_else_at_the_port_is_told(second: Group, words: bytes) -> None:
-    with socket.create_server(("127.0.0.1", doorway.address_of(second)[1])) as listener:
+    with socket.create_server(("127.0.0.1", address_of(second)[1])) as listener:
         waiting = in_background(lambda: knock(second, lambda _sentence: None))
         connection, _address = listener.accept()
         connection.sendall(words)
@@ -189,7 +190,7 @@ def test_nobody_there_is_told_and_not_waited_for_for_ever(second: Group, monkeyp
 
 
 def test_a_port_that_is_taken_is_told(second: Group) -> None:
-    port = doorway.address_of(second)[1]
+    port = address_of(second)[1]
     with socket.create_server(("127.0.0.1", port)), pytest.raises(UsageError, match=f"cannot meet at port {port}"):
         Door(second)
 
@@ -205,7 +206,7 @@ def ports_of(process: psutil.Process) -> set[str]:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost"])
 def test_it_listens_at_the_given_address_and_at_no_other(second: Group, host: str) -> None:
     before = ports_of(psutil.Process())
-    group = replace(second, rendezvous=f"{host}:{doorway.address_of(second)[1]}")
+    group = replace(second, rendezvous=f"{host}:{address_of(second)[1]}")
     waiting = in_background(lambda: knock(group, lambda _sentence: None))
     with door_of(group) as door:
         assert door is not None
@@ -232,7 +233,7 @@ def test_another_secret_is_refused_on_both_sides_and_the_right_one_still_comes_i
 
 
 def test_garbage_and_silence_keep_nobody_out(second: Group) -> None:
-    address = doorway.address_of(second)
+    address = address_of(second)
     first = replace(second, secret=SECRET)
     with door_of(first) as door, contextlib.ExitStack() as stack:
         assert door is not None
@@ -252,7 +253,7 @@ def test_a_first_machine_without_the_secret_is_not_believed(second: Group) -> No
     """Neither at once, nor in what it says in the end."""
     ours = replace(second, secret=SECRET)
     for proof in (b"0" * 64, doorway._Handshake(b"", "ab", "cd").proof("first")):
-        with socket.create_server(("127.0.0.1", doorway.address_of(second)[1])) as listener:
+        with socket.create_server(("127.0.0.1", address_of(second)[1])) as listener:
             waiting = in_background(lambda: knock(ours, lambda _sentence: None))
             connection, _address = listener.accept()
             connection.sendall(b"brim: wait 2 ab\n")
@@ -267,7 +268,7 @@ def test_the_secret_itself_is_never_sent_and_no_proof_is_used_twice(second: Grou
     heard: list[bytes] = []
     with door_of(replace(second, secret=SECRET)):
         for _time in range(2):
-            with socket.create_connection(doorway.address_of(second)) as connection:
+            with socket.create_connection(address_of(second)) as connection:
                 nonce = connection.recv(512).removeprefix(b"brim: wait 2 ").strip().decode()
                 handshake = doorway._Handshake(SECRET, nonce, "cd")
                 connection.sendall(b"cd " + handshake.proof("other") + b"\n")
@@ -278,7 +279,7 @@ def test_the_secret_itself_is_never_sent_and_no_proof_is_used_twice(second: Grou
 
 
 def test_another_version_of_brim_is_told(second: Group) -> None:
-    with socket.create_server(("127.0.0.1", doorway.address_of(second)[1])) as listener:
+    with socket.create_server(("127.0.0.1", address_of(second)[1])) as listener:
         waiting = in_background(lambda: knock(second, lambda _sentence: None))
         connection, _address = listener.accept()
         connection.sendall(b"brim: wait\n")
@@ -293,7 +294,7 @@ def test_another_version_of_brim_is_told(second: Group) -> None:
 )
 def test_an_address_at_which_the_others_cannot_come_is_refused(second: Group, host: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        Door(replace(second, rendezvous=f"{host}:{doorway.address_of(second)[1]}"))
+        Door(replace(second, rendezvous=f"{host}:{address_of(second)[1]}"))
 
 
 def test_a_secret_comes_from_a_private_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,27 +302,27 @@ def test_a_secret_comes_from_a_private_file_or_the_environment(tmp_path: Path, m
     file.write_bytes(SECRET + b"\n")
     file.chmod(0o600)
     monkeypatch.delenv(SECRET_VARIABLE, raising=False)
-    assert doorway.secret_for("10.0.0.1", file) == doorway.secret_for("127.0.0.1", file) == SECRET
+    assert secret_for("10.0.0.1", file) == secret_for("127.0.0.1", file) == SECRET
     for loopback in ("127.0.0.1", "127.0.0.2", "localhost", "::1"):
-        assert doorway.secret_for(loopback, None) == b""
+        assert secret_for(loopback, None) == b""
     for outside in ("10.0.0.1", "0.0.0.0", "no-such-name.invalid"):
         with pytest.raises(UsageError, match="need a shared secret, and BRIM_RENDEZVOUS_SECRET is not set") as error:
-            doorway.secret_for(outside, None)
+            secret_for(outside, None)
         assert "--rendezvous-secret-file" in str(error.value.hint)
     monkeypatch.setenv(SECRET_VARIABLE, SECRET.decode())
-    assert doorway.secret_for("10.0.0.1", None) == SECRET
+    assert secret_for("10.0.0.1", None) == SECRET
     monkeypatch.setenv(SECRET_VARIABLE, "short")
     with pytest.raises(UsageError, match="too short"):
-        doorway.secret_for("10.0.0.1", None)
+        secret_for("10.0.0.1", None)
     file.chmod(0o640)
     with pytest.raises(UsageError, match="Others can read the secret"):
-        doorway.secret_for("10.0.0.1", file)
+        secret_for("10.0.0.1", file)
     file.chmod(0o600)
     file.write_bytes(b"\n")
     with pytest.raises(UsageError, match="is empty"):
-        doorway.secret_for("127.0.0.1", file)
+        secret_for("127.0.0.1", file)
     with pytest.raises(UsageError, match="Cannot read the secret"):
-        doorway.secret_for("10.0.0.1", tmp_path / "none")
+        secret_for("10.0.0.1", tmp_path / "none")
 
 
 def test_the_secret_is_in_no_command_no_environment_and_no_representation(
@@ -336,4 +337,4 @@ def test_the_secret_is_in_no_command_no_environment_and_no_representation(
 @pytest.mark.parametrize("given", ["first", "first:", ":29500", "first:0", "first:99999", "first:x", "first:\u00b2"])
 def test_an_address_that_is_none_is_refused(given: str) -> None:
     with pytest.raises(UsageError, match="is not HOST:PORT"):
-        doorway.address_of(Group("torchrun", gpus=1, nodes=2, rendezvous=given))
+        address_of(Group("torchrun", gpus=1, nodes=2, rendezvous=given))

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 from brim.errors import UsageError
 from brim.locale import _
 from brim.records import Plan
-from brim.trainer.doorway import address_of, secret_for
 from brim.trainer.group import Group
 from brim.trainer.ranks import World, sharding_of_environment
+from brim.trainer.rendezvous import address_of, secret_for
 
 if TYPE_CHECKING:
     from brim.trainer.request import TrainRequest

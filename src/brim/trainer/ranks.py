@@ -13,7 +13,7 @@ OF_A_LAUNCH: Final = (
 )  # fmt: skip
 """How the variables of a launcher begin: those of one launch must not reach the ranks of another."""
 SECRET_VARIABLE: Final = "BRIM_RENDEZVOUS_SECRET"  # noqa: S105 (its name)
-"""What the machines of a run share (`doorway.py`). The ranks, and the model's code in them, do not need it."""
+"""What the machines of a run share (`rendezvous.py`). The ranks, and the model's code in them, do not need it."""
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def bind_stores() -> None:
 
 def _listener(host: str, port: int) -> socket.socket | None:
     """None where the address is not one of this machine alone: a launcher of the user's own may forward it."""
-    from brim.trainer.doorway import is_only_here, listen_at
+    from brim.trainer.rendezvous import is_only_here, listen_at
 
     if is_only_here(host):
         return None
