@@ -186,7 +186,10 @@ def test_what_cannot_come_true_is_said_in_the_banner(model: Path, rows: Path, tm
     assert ended.code == 0, ended.err
     first = ended.out.splitlines()[1]
     assert "Not in force" in first
-    assert "there are 72 sequences to train on" in first
+    assert "Effective batch 100: the data has 72 sequences" in first
+    assert ended.out.count("the data has 72 sequences") == 1
+    assert "100 asked for; every step holds all 72 sequences of the data" in ended.out
+    assert "100 in every step" not in ended.out + ended.err
     assert "Warm-up takes 50 steps, and there are 1" in ended.out
 
 

@@ -64,13 +64,13 @@ def jsonl(path: Path, *rows: dict[str, Any]) -> Path:
 
 def test_a_row_that_is_unlike_the_first_is_named(tmp_path: Path) -> None:
     data = jsonl(tmp_path / "a.jsonl", {"prompt": "a", "response": "b"}, {"prompt": "a", "completion": "b"})
-    with pytest.raises(UsageError, match="a.jsonl, row 2: The column response is missing here"):
+    with pytest.raises(UsageError, match="a.jsonl, line 2: The column response is missing here"):
         measure_lengths(data)
-    with pytest.raises(UsageError, match="row 1: The columns colour are none"):
+    with pytest.raises(UsageError, match="line 1: The columns colour are none"):
         measure_lengths(jsonl(tmp_path / "b.jsonl", {"colour": "red"}))
-    with pytest.raises(UsageError, match="row 1: The column text holds no text: "):
+    with pytest.raises(UsageError, match="line 1: The column text holds no text: "):
         measure_lengths(jsonl(tmp_path / "c.jsonl", {"text": {"a": 1}}))
-    with pytest.raises(UsageError, match="row 1: The column messages holds no list of messages"):
+    with pytest.raises(UsageError, match="line 1: The column messages holds no list of messages"):
         measure_lengths(jsonl(tmp_path / "d.jsonl", {"messages": "hello"}))
     with pytest.raises(UsageError, match="has neither role nor from"):
         measure_lengths(jsonl(tmp_path / "e.jsonl", {"messages": [{"content": "hello"}]}))
@@ -186,7 +186,7 @@ def test_messages_go_through_the_chat_template(tmp_path: Path, tokenizer: Path) 
     data = jsonl(tmp_path / "a.jsonl", {"conversations": shared})
     assert measure_lengths(data, tokenizer=str(tokenizer)).tokens.tolist() == [expected]
     refused = jsonl(tmp_path / "b.jsonl", {"messages": CHAT}, {"messages": [{"role": "tool", "content": "x"}]})
-    with pytest.raises(UsageError, match="b.jsonl, row 2: The chat template of .* refuses the messages: no tools"):
+    with pytest.raises(UsageError, match="b.jsonl, line 2: The chat template of .* refuses the messages: no tools"):
         measure_lengths(refused, tokenizer=str(tokenizer))
 
 

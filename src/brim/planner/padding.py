@@ -87,12 +87,14 @@ def report(
     seen = lengths.cut(max_length, target_length)
     tokens = seen.tokens + seen.target_tokens
     too_long = lengths.tokens > max_length
+    if lengths.documents is not None:
+        too_long = too_long & ~lengths.documents
     if target_length is not None:
         too_long = too_long | (lengths.target_tokens > target_length)
     median, p95 = (int(value) for value in np.percentile(tokens, [50, 95], method="inverted_cdf"))
     return DataReport(
         source=lengths.source,
-        sequences=lengths.n,
+        sequences=seen.n,
         tokens=int(tokens.sum()),
         counted_by=lengths.counted_by,
         exact=lengths.exact,

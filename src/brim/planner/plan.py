@@ -271,13 +271,14 @@ def data_of(request: Request, best: Pick | None) -> DataReport | None:
         if request.samples is None:
             return None
         lengths = fixed_lengths(request.samples, request.length, request.base.target_len)
+    count = lengths.cut(request.length, request.base.target_len).n
     return report(
         lengths,
         max_length=request.length,
         target_length=request.base.target_len,
-        effective_batch=min(request.effective_batch, lengths.n),
+        effective_batch=min(request.effective_batch, count),
         micro_batch=min(best.cut.micro_batch if best is not None else 1, request.effective_batch),
-        ranks=request.base.ranks if request.effective_batch <= lengths.n else 1,
+        ranks=request.base.ranks if request.effective_batch <= count else 1,
     )
 
 

@@ -236,7 +236,14 @@ def warnings_of(request: Request, best: Pick | None) -> Iterator[str]:
         yield from check(settings, request.question.config, request.where.gpu)
     except BrimError:
         return
-    if request.samples is not None and request.samples < request.effective_batch:
-        yield _("{samples} samples are less than one effective batch of {effective}.").format(
-            samples=request.samples, effective=request.effective_batch
+    if request.samples is not None:
+        yield from too_few(request.samples, request.effective_batch)
+
+
+def too_few(samples: int, effective_batch: int) -> Iterator[str]:
+    """An effective batch that the data cannot fill."""
+    if samples < effective_batch:
+        text = _(
+            "Effective batch {effective:,}: the data has {samples:,} sequences, so every step holds all of them and no more."
         )
+        yield text.format(effective=effective_batch, samples=samples)

@@ -233,11 +233,15 @@ def make_request(
     if drop_last and samples is not None and samples < effective:
         text = _("--drop-last drops the only batch: {samples} samples are less than one effective batch of {effective}.")
         raise UsageError(text.format(samples=samples, effective=effective))
-    if samples is not None and lengths is not None and samples > lengths.n:
+    known = lengths.cut(question.settings.seq_len or 1).n if lengths is not None else None
+    if lengths is not None and lengths.documents is not None:
+        text = _("The documents are read in blocks of up to {length:,} tokens: {count:,} sequences.")
+        notes.append(text.format(length=question.settings.seq_len, count=known))
+    if samples is not None and known is not None and samples > known:
         notes.append(
-            _("{samples} samples: the lengths of the {known} in the data stand for all.").format(samples=samples, known=lengths.n)
+            _("{samples} samples: the lengths of the {known} in the data stand for all.").format(samples=samples, known=known)
         )
-    samples = samples or (lengths.n if lengths is not None else None)
+    samples = samples or known
     host, cores, shm = _host(host_memory, host_cores, where, measurement)
     question = replace(question, settings=base)
     varied = read_vary(tuple(vary.split(",")) if isinstance(vary, str) else tuple(vary or ()))
@@ -314,7 +318,7 @@ def _length_of(question: Question, lengths: Lengths) -> tuple[Question, str]:
         text = _(
             "Sequences of up to {length} tokens, the longest in the data as guessed: give --tokenizer or --seq-len to be sure."
         )
-    if length == usual < int(lengths.tokens.max()):
+    if length == usual < int(lengths.tokens.max()) and lengths.documents is None:
         text = _("Sequences are cut at {length} tokens: no --seq-len was given.")
     given = replace(question.given, **changed)
     settings = replace(question.settings, **changed)

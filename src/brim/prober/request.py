@@ -122,7 +122,7 @@ class ProbeRequest:
     @property
     def most(self) -> int:
         """The largest size that is of use."""
-        return min([MOST_SEQUENCES, *(count for count in (self.effective_batch, self.data and self.data.n) if count)])
+        return min([MOST_SEQUENCES, *(count for count in (self.effective_batch, self.lengths and self.lengths.n) if count)])
 
     @property
     def promise(self) -> Promise:

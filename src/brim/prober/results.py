@@ -126,7 +126,7 @@ def _data(request: ProbeRequest) -> DataReport | None:
     seen = request.lengths.tokens
     return DataReport(
         source=lengths.source,
-        sequences=lengths.n,
+        sequences=request.lengths.n,
         tokens=int((seen + request.lengths.target_tokens).sum()),
         counted_by=lengths.counted_by,
         exact=lengths.exact,
@@ -134,7 +134,7 @@ def _data(request: ProbeRequest) -> DataReport | None:
         median_tokens=int(np.median(seen)),
         p95_tokens=int(np.quantile(seen, 0.95)),
         longest_tokens=int(lengths.tokens.max()),
-        cut=int((lengths.tokens > request.longest.length).sum()),
+        cut=int((lengths.tokens > request.longest.length).sum()) if lengths.documents is None else 0,
     )
 
 

@@ -39,13 +39,6 @@ def refuse_beforehand(request: TrainRequest, usual: Settings, device: str) -> No
     refuse_what_cannot_train(request.model, usual, device=device, from_scratch=request.from_scratch)
 
 
-def too_few(sequences: int, effective_batch: int) -> Iterator[str]:
-    """An effective batch that the data cannot fill."""
-    if sequences < effective_batch:
-        text = _("Effective batch {asked}: there are {count} sequences to train on, so a step holds no more than these.")
-        yield text.format(asked=effective_batch, count=sequences)
-
-
 def too_long_a_warmup(steps: int, total: int, rate: float) -> Iterator[str]:
     """A learning rate that is never reached."""
     if steps > total:

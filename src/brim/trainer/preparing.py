@@ -19,6 +19,7 @@ from brim.errors import BrimError, OutOfMemoryError, RunError, UnsupportedError,
 from brim.locale import _, sentences
 from brim.memory.estimate import fill
 from brim.memory.where import Where, find_where, on_chosen_card
+from brim.planner.reasons import too_few
 from brim.records import (
     DataCard,
     Launcher,
@@ -31,7 +32,7 @@ from brim.records import (
     Verification,
 )
 from brim.sizes import format_bytes
-from brim.trainer.beforehand import device_here, refuse_beforehand, too_few
+from brim.trainer.beforehand import device_here, refuse_beforehand
 from brim.trainer.commands import command_of
 from brim.trainer.crew import ENGINES
 from brim.trainer.launch_files import launch_files
@@ -155,7 +156,7 @@ class Preparation:
             probed=probe is not None,
             not_in_force=tuple(self.not_in_force),
             assumptions=tuple(dict.fromkeys(self.assumptions)),
-            notes=tuple(dict.fromkeys([*self.notes, *plan.warnings])),
+            notes=tuple(dict.fromkeys([*self.notes, *_warnings_of(plan)])),
             versions=versions(),
         )
         card = self._as_it_will_be_cut(card, probe, training.lengths, where)
@@ -437,6 +438,12 @@ def _reference(request: TrainRequest) -> str:
     if model.folder is not None:
         return str(model.folder)
     return model.card.hub_id if model.card is not None else model.given
+
+
+def _warnings_of(plan: Plan) -> list[str]:
+    """What the plan warns of and the card does not say itself: of several processes, the plan knows one and its share."""
+    known = set(too_few(plan.workload.samples or plan.workload.effective_batch, plan.workload.effective_batch))
+    return [warning for warning in plan.warnings if warning not in known]
 
 
 def _lengths_of(rows: Any, card: DataCard) -> Lengths:

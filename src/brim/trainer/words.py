@@ -47,6 +47,9 @@ def aligned(rows: Sequence[tuple[str, str]]) -> list[str]:
 def product(card: RunCard) -> str:
     """The effective batch as a product, where it is one in every step."""
     micro, most, world, effective = card.micro_batch, card.accumulation, card.world_size, card.effective_batch
+    if card.training_sequences < effective:
+        text = _("{effective} asked for; every step holds all {count} sequences of the data, in micro-batches of up to {micro}")
+        return text.format(effective=effective, count=card.training_sequences, micro=micro)
     if micro * most * world == effective and card.fewest_slices == most:
         return batch_words(micro, most, world)
     if world > 1 and card.fewest_slices == most:
@@ -193,6 +196,11 @@ def promise(result: TrainingResult) -> str:
     """In one line: how many steps held exactly what was promised, and what it took."""
     if result.promise_kept and not result.finished:
         text = _("kept in all {steps:,} steps that were taken, of {total:,}.")
+    elif result.promise_kept and result.short_steps == result.steps:
+        text = _(
+            "kept: {steps:,} of {total:,} steps, each with all sequences of the data, which are fewer than the {batch} that were asked "
+            "for, and the gradient of one batch of them."
+        )
     elif result.promise_kept and result.short_steps:
         text = _(
             "kept: {steps:,} of {total:,} steps, each with exactly the {batch} sequences that were promised (fewer where an epoch "

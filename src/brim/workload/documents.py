@@ -11,9 +11,14 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
+from brim.locale import _
+from brim.sizes import format_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+LONGEST_ROW_BYTES: Final = 16 << 20
+"""Of a line, or of one value. A parser and a tokenizer need up to a hundred times the size of a text, so a larger one is refused."""
 _BYTES_AT_ONCE: Final = 1 << 18
 _LONGEST_WORD: Final = 16
 """No word or escape of JSON is longer: an error that stands further from the end of what was read is no matter of reading on."""
@@ -26,12 +31,14 @@ _DECODE: Final = json.JSONDecoder().raw_decode
 class DocumentError(ValueError):
     """This is not a JSON document, from this line on."""
 
-    def __init__(self, line: int, why: str, *, is_text: bool = True) -> None:
+    def __init__(self, line: int, why: str, *, is_text: bool = True, is_json: bool = True) -> None:
         super().__init__(why)
         self.line = line
         self.why = why
         self.is_text = is_text
         """False: not even UTF-8 text."""
+        self.is_json = is_json
+        """False: `why` is no error of a JSON parser, but a whole fault."""
 
 
 class Value(NamedTuple):
@@ -57,6 +64,8 @@ class Document:
         self._counted = 0
         self._is_text = True
         self._ended = False
+        self.taken = 0
+        """Characters of all values up to here."""
         self._more()
         if self._text.startswith("\ufeff"):
             self._at = self._counted = 1
@@ -93,7 +102,7 @@ class Document:
             try:
                 found, end = _DECODE(self._text, self._at)
             except json.JSONDecodeError as error:
-                if not self._may_be_cut(error) or not self._more():
+                if not self._may_be_cut(error) or not self._more_of_value(line):
                     raise self._error(error.msg, error.pos) from error
             except (ValueError, RecursionError) as error:
                 # A number of more digits than Python converts; lists in lists in lists.
@@ -101,9 +110,12 @@ class Document:
             else:
                 # A number may go on where the text that was read ends, behind a point or an exponent that says nothing yet.
                 may_go_on = isinstance(found, int | float) and end + _LONGEST_WORD > len(self._text)
-                if not may_go_on or not self._more():
+                if not may_go_on or not self._more_of_value(line):
                     break
+        if end - self._at > LONGEST_ROW_BYTES:
+            raise DocumentError(line, too_long(), is_json=False)
         start, self._at = self._at, end
+        self.taken += end - start
         return Value(line, found, self._is_text or _NO_TEXT.search(self._text, start, end) is None)
 
     def elements(self) -> Iterator[Value]:
@@ -141,6 +153,12 @@ class Document:
         """Whether the error may only come from the text not having been read on. A string cannot run over the end of its line."""
         return error.msg.startswith("Unterminated string") or error.pos + _LONGEST_WORD > len(self._text)
 
+    def _more_of_value(self, line: int) -> bool:
+        """Read on in a value that has begun."""
+        if len(self._text) - self._at > LONGEST_ROW_BYTES:
+            raise DocumentError(line, too_long(), is_json=False)
+        return self._more()
+
     def _more(self) -> bool:
         """Read on, and forget what was taken. As much again as is held: so a long value is not looked at again and again."""
         if self._ended:
@@ -172,6 +190,11 @@ class Document:
     def _error(self, why: str, place: int) -> DocumentError:
         is_text = self._is_text or _NO_TEXT.search(self._text, self._at, place + 1) is None
         return DocumentError(self._line_of(place), why, is_text=is_text)
+
+
+def too_long() -> str:
+    """The fault of a line or value above the limit."""
+    return _("longer than {size}, the largest row that brim reads").format(size=format_bytes(LONGEST_ROW_BYTES))
 
 
 def _end_of_blanks(text: str, start: int) -> int:

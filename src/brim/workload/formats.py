@@ -2,6 +2,9 @@
 
 What is wrong with one row is said beside it, and the next one is read. What is wrong with a whole file (half of a gzip file, a JSON list
 that breaks off, a quotation mark that is never closed) is raised: nobody knows what would have followed.
+
+Memory is bounded, whatever a file holds: no line, value or row above `LONGEST_ROW_BYTES` is read to its end, and a gzip file that
+expands like nothing that people write is refused. Text is no exception: a long document is given in parts, which belong together.
 """
 
 from __future__ import annotations
@@ -14,12 +17,15 @@ import json
 import sys
 import textwrap
 import zlib
+from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, NamedTuple, cast
 
 from brim.errors import UsageError
 from brim.locale import _
+from brim.sizes import format_bytes
 from brim.workload.columns import fits_itself
-from brim.workload.documents import Document, DocumentError
+from brim.workload.documents import LONGEST_ROW_BYTES, Document, DocumentError, too_long
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +40,15 @@ Row = dict[str, Any]
 _LONGEST_FIRST_LINE: Final = 1 << 22
 _LINES_TO_JUDGE_BY: Final = 10
 _BOM: Final = "\ufeff"
+_PART_BYTES: Final = 1 << 20
+"""Of a long document, cut at the end of a line."""
+_MOST_EXPANSION: Final = 200
+"""Of a gzip file. Rows of text come to 3-10, the same row a million times to 200-1000, which is also what a bomb has."""
+_MUCH_UNPACKED: Final = 256 << 20
+
+
+DocumentPart = Literal["", "whole", "part"]
+"""Of plain text: a document, or its end; a part that the next row goes on with. Empty: rows of any other kind."""
 
 
 class Found(NamedTuple):
@@ -48,6 +63,7 @@ class Found(NamedTuple):
     fault: str = ""
     """Why it is bad, as the end of a sentence; empty where it is not. A CSV row that ends early is bad, and still a row."""
     hint: str | None = None
+    document: DocumentPart = ""
 
     def place(self, path: str | Path | None = None) -> str:
         """As a person looks it up; `path` where the file is to be called otherwise."""
@@ -85,6 +101,7 @@ def told_as_ours(path: Path) -> Iterator[None]:
         yield
     except DocumentError as error:
         fault, hint = (_no_json(error.why), None) if error.is_text else (_("this is not UTF-8 text"), _save_as_utf8())
+        fault = fault if error.is_json else error.why
         place = Found(path, "line", error.line, None).place()
         raise UsageError(_("{place}: {fault}.").format(place=place, fault=fault), hint=hint) from error
     except OSError as error:
@@ -143,11 +160,19 @@ class _Line(NamedTuple):
 
 def _lines(path: Path, meter: Meter) -> Iterator[_Line]:
     """Every line. Read as bytes: only so is it known which one is not UTF-8."""
-    number = 0
+    number = unpacked = 0
+    is_packed = path.suffix.lower() == ".gz"
     with _opened(path, meter) as file:
         while raw := _next_line(path, file, number + 1):
             number += 1
             meter.read_bytes += len(raw)
+            unpacked += len(raw)
+            if is_packed and unpacked > max(_MUCH_UNPACKED, _MOST_EXPANSION * meter.tell()):
+                text = _("{path}: {packed} of this gzip file unpack to more than {unpacked}, so brim does not read it.")
+                raise UsageError(
+                    text.format(path=path, packed=format_bytes(meter.tell()), unpacked=format_bytes(unpacked)),
+                    hint=_("If these are your rows, unpack the file first: gunzip {path}.").format(path=path),
+                )
             try:
                 text, fault = raw.decode("utf-8"), ""
             except UnicodeDecodeError as error:
@@ -158,12 +183,20 @@ def _lines(path: Path, meter: Meter) -> Iterator[_Line]:
 
 def _next_line(path: Path, file: BinaryIO, number: int) -> bytes:
     try:
-        return file.readline()
+        line = file.readline(LONGEST_ROW_BYTES + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         place = Found(path, "line", number, None).place()
         raise UsageError(
             _("{place}: this is not a complete gzip file: {why}.").format(place=place, why=one_line(error))
         ) from error
+    if len(line) > LONGEST_ROW_BYTES:
+        raise _too_long(Found(path, "line", number, None))
+    return line
+
+
+def _too_long(found: Found) -> UsageError:
+    hint = _("Split it into several rows, or shorten it: what is longer than --max-length is cut anyway.")
+    return UsageError(_("{place}: {fault}.").format(place=found.place(), fault=too_long()), hint=hint)
 
 
 def json_lines(path: Path, meter: Meter) -> Iterator[Found]:
@@ -256,7 +289,7 @@ def _element(path: Path, number: int, value: Value, *, is_alone: bool) -> Found:
 def _rows_of_object(path: Path, document: Document) -> Iterator[Found]:
     """The list in an object, looked for before: a second list may stand behind it, and then nobody knows which one is meant."""
     with path.open("rb") as stream:
-        lists, rest, line = _members(Document(stream))
+        lists, rest, line = _members(path, Document(stream))
     if not lists or fits_itself({**rest, **lists}):
         yield _element(path, 1, document.value(), is_alone=True)
         return
@@ -271,20 +304,27 @@ def _rows_of_object(path: Path, document: Document) -> Iterator[Found]:
             document.value()
 
 
-def _members(document: Document) -> tuple[dict[str, list[Any]], Row, int]:
+def _members(path: Path, document: Document) -> tuple[dict[str, list[Any]], Row, int]:
     """The lists, of which only the first value is kept; everything else; and the line on which the last list begins."""
     lists: dict[str, list[Any]] = {}
     rest: Row = {}
-    line = 0
+    line = kept = 0
     for name in document.names():
+        kept += len(name)
+        before = document.taken
         if document.peek() == "[":
             line = document.line
             name = name if name not in lists else _("{name}, again").format(name=name)
             lists[name] = []
             for value in document.elements():
-                lists[name] = lists[name] or [value.value]
+                if not lists[name]:
+                    lists[name] = [value.value]
+                    kept += document.taken - before
         else:
             rest[name] = document.value().value
+            kept += document.taken - before
+        if kept > LONGEST_ROW_BYTES:
+            raise _too_long(Found(path, "line", document.line, None))
     return lists, rest, line
 
 
@@ -293,12 +333,14 @@ def csv_rows(path: Path, meter: Meter) -> Iterator[Found]:
     # The limit is the process's, 128 KiB a field, and long texts are what is read here.
     csv.field_size_limit(sys.maxsize)
     no_text: dict[int, str] = {}
-    lines = _noting(_lines(path, meter), no_text)
+    size = _RowSize()
+    lines = _noting(path, _lines(path, meter), no_text, size)
     reader = csv.reader(lines, strict=True)
     columns: list[str] | None = None
     while True:
         # Where the row begins: a quotation mark that is never closed is only found out at the file's end.
-        start = reader.line_num + 1
+        start = size.start = reader.line_num + 1
+        size.bytes = 0
         found = _csv_record(path, reader, start, no_text)
         if found is None:
             return
@@ -316,14 +358,26 @@ def csv_rows(path: Path, meter: Meter) -> Iterator[Found]:
 
 def refuse_repeated(place: str, columns: list[str]) -> None:
     """Of two columns with one name, nobody knows which one is meant. Columns without a name are not asked for."""
-    repeated = next((name for name in columns if name and columns.count(name) > 1), None)
+    counts = Counter(columns)
+    repeated = next((name for name in columns if name and counts[name] > 1), None)
     if repeated is not None:
         fault = _("two columns have the name {name!r}").format(name=repeated)
         raise UsageError(_("{place}: {fault}.").format(place=place, fault=fault), hint=_("Rename or remove one of them."))
 
 
-def _noting(lines: Iterable[_Line], no_text: dict[int, str]) -> Iterator[str]:
+@dataclass
+class _RowSize:
+    """Of the row of a CSV file that is being read: a quotation mark may make it go over any number of lines."""
+
+    start: int = 1
+    bytes: int = 0
+
+
+def _noting(path: Path, lines: Iterable[_Line], no_text: dict[int, str], size: _RowSize) -> Iterator[str]:
     for number, line, fault in lines:
+        size.bytes += len(line)
+        if size.bytes > LONGEST_ROW_BYTES:
+            raise _too_long(Found(path, "line", size.start, None))
         if fault:
             no_text[number] = fault
         yield line
@@ -358,31 +412,68 @@ def _csv_row(path: Path, line: int, columns: list[str], fields: list[str]) -> Fo
     return Found(path, "line", line, row, fault)
 
 
-def paragraphs(path: Path, meter: Meter) -> Iterator[Found]:
-    """Text with a blank line between two rows."""
-    held: list[_Line] = []
+def has_blank_lines(path: Path) -> bool:
+    """Whether a blank line stands between two texts of this file."""
+    was_blank = has_text = False
+    with told_as_ours(path), path.open("rb") as file:
+        while line := file.readline(_PART_BYTES):
+            is_blank = line.isspace()
+            if was_blank and has_text and not is_blank:
+                return True
+            was_blank, has_text = is_blank, has_text or not is_blank
+    return False
+
+
+def text_lines(path: Path, meter: Meter) -> Iterator[Found]:
+    """Text with a document on each line."""
     for line in _lines(path, meter):
         if line.text.strip():
-            held.append(line)
-        elif held:
-            yield _text_row(path, held)
-            held = []
+            yield from _documents(path, [line])
+
+
+def text_paragraphs(path: Path, meter: Meter) -> Iterator[Found]:
+    """Text with a blank line between two documents."""
+    for is_blank, lines in itertools.groupby(_lines(path, meter), key=lambda line: not line.text.strip()):
+        if not is_blank:
+            yield from _documents(path, lines)
+
+
+def text_file(path: Path, meter: Meter) -> Iterator[Found]:
+    """A file that is one document."""
+    is_empty = True
+    for found in _documents(path, _lines(path, meter)):
+        yield found._replace(unit="file", number=0) if found.row is not None else found
+        is_empty = False
+    if is_empty:
+        yield Found(path, "file", 0, {"text": ""}, document="whole")
+
+
+def _documents(path: Path, lines: Iterable[_Line]) -> Iterator[Found]:
+    """One document: whole, or in parts where it is long. Where one of its lines is no text, it ends there."""
+    held: Found | None = None
+    for part in _parts(lines):
+        bad = next((line for line in part if line.fault), None)
+        if bad is not None:
+            yield Found(path, "line", bad.number, None, bad.fault, _save_as_utf8())
+            return
+        text = "".join(line.text for line in part)
+        if held is not None and text.isspace():
+            continue
+        if held is not None and held.row is not None and held.row["text"].strip():
+            yield held
+        held = Found(path, "line", part[0].number, {"text": text}, document="part")
+    if held is not None and held.row is not None:
+        yield held._replace(row={"text": held.row["text"].rstrip("\r\n")}, document="whole")
+
+
+def _parts(lines: Iterable[_Line]) -> Iterator[list[_Line]]:
+    held: list[_Line] = []
+    size = 0
+    for line in lines:
+        held.append(line)
+        size += len(line.text)
+        if size > _PART_BYTES:
+            yield held
+            held, size = [], 0
     if held:
-        yield _text_row(path, held)
-
-
-def _text_row(path: Path, lines: list[_Line]) -> Found:
-    bad = next((line for line in lines if line.fault), None)
-    if bad is not None:
-        return Found(path, "line", bad.number, None, bad.fault, _save_as_utf8())
-    text = "".join(line.text for line in lines).rstrip("\r\n")
-    return Found(path, "line", lines[0].number, {"text": text})
-
-
-def whole_text(path: Path, meter: Meter) -> Iterator[Found]:
-    """A file that is one row."""
-    lines = list(_lines(path, meter))
-    if any(line.fault for line in lines):
-        yield _text_row(path, lines)
-    else:
-        yield Found(path, "file", 0, {"text": "".join(line.text for line in lines).rstrip("\r\n")})
+        yield held

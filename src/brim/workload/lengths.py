@@ -16,25 +16,26 @@ import itertools
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from brim.errors import UsageError
 from brim.locale import _
-from brim.workload.chats import is_open, refusals
+from brim.workload.chats import ChatRenderer, is_open, refusals
 from brim.workload.columns import Layout
-from brim.workload.reading import read_rows
+from brim.workload.reading import Rows, good_rows
 from brim.workload.records import LengthCount
 from brim.workload.resolve import hub_answers
-from brim.workload.specials import around, probe
+from brim.workload.specials import LONGEST_TEXT, around, probe, segments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from brim.workload.columns import Message
-    from brim.workload.reading import Row
+    from brim.workload.formats import DocumentPart, Found
+    from brim.workload.reading import Given, Row
     from brim.workload.words import Task
 
     _Template = Callable[[list[Message]], str]
@@ -68,6 +69,10 @@ class Lengths:
     counted_by: str
     exact: bool
     """Whether a tokenizer counted."""
+    documents: npt.NDArray[np.bool_] | None = None
+    """Which sequences are documents, which are not cut off but read in blocks; None: none is."""
+    leading: int = 0
+    """Special tokens before each block of a document."""
 
     @property
     def n(self) -> int:
@@ -85,9 +90,26 @@ class Lengths:
         return bool(np.ptp(self.tokens) == 0 and np.ptp(self.target_tokens) == 0)
 
     def cut(self, max_length: int, target_length: int | None = None) -> Lengths:
-        """As the model sees them: no longer than allowed."""
+        """As the model sees them: no longer than allowed. A document is read in blocks, so that there are more sequences then."""
+        if self.documents is not None:
+            return self._in_blocks(max_length)
         targets = self.target_tokens if target_length is None else np.minimum(self.target_tokens, target_length)
         return replace(self, tokens=np.minimum(self.tokens, max_length), target_tokens=targets)
+
+    def _in_blocks(self, max_length: int) -> Lengths:
+        """As `brim.trainer.data.sequences` makes them: a block begins with known tokens, special ones or the one before it."""
+        assert self.documents is not None
+        known = max(1, self.leading)
+        room = max_length - known
+        whole = np.minimum(self.tokens, max_length)
+        if room < 1:
+            return replace(self, tokens=whole, documents=None)
+        blocks = np.where(self.documents, np.maximum(1, -(-(self.tokens - known) // room)), 1)
+        tokens = np.repeat(whole, blocks)
+        last = np.cumsum(blocks) - 1
+        rest = self.tokens - (blocks - 1) * room
+        tokens[last] = np.where(blocks > 1, rest, whole)
+        return replace(self, tokens=tokens, target_tokens=np.zeros_like(tokens), documents=None)
 
     def histogram(self) -> tuple[LengthCount, ...]:
         """How many sequences have which length; with more than `MOST_BARS` lengths, rounded up to multiples of `bar_tokens`."""
@@ -125,7 +147,7 @@ def fixed_lengths(samples: int, length: int, target_length: int | None = None) -
 
 
 def measure_lengths(
-    path: str | Path,
+    data: Given,
     *,
     tokenizer: str | None = None,
     task: Task = "causal-lm",
@@ -137,25 +159,42 @@ def measure_lengths(
     A decoder-only model reads source and target as one sequence, a seq2seq model as two, and a classifier reads the source only. Special
     tokens count, the end token among them, as `brim train` writes them.
     """
-    rows = read_rows(path)
+    all_rows = Rows(data)
+    rows = good_rows(all_rows)
     first = next(rows)
-    with _naming(path, 1):
-        layout = Layout.labelled(first) if task == "classification" else Layout.of(first)
+    with _naming(first[0]):
+        layout = Layout.labelled(first[1]) if task == "classification" else Layout.of(first[1])
         if task == "seq2seq" and not layout.has_target:
             raise UsageError(_("A seq2seq model needs a source and a target, and there is only {name}.").format(name=layout.name))
     is_chat = layout.is_chat and task == "causal-lm"
     counter = _Tokenizer(tokenizer, trust_remote_code, is_chat=is_chat) if tokenizer is not None else _Guess()
     template = counter.template if is_chat else None
     kinds, read = _reader(layout, task, template)
-    texts = _texts(path, itertools.islice(itertools.chain([first], rows), limit), read)
-    counted = [
-        [counter.count(column, kind) for kind, column in zip(kinds, zip(*chunk, strict=True), strict=True)]
-        for chunk in _chunks(texts)
-    ]
-    # A sequence has a token at least: what is empty is padded all the same.
-    columns = [np.maximum(np.concatenate(column), 1) for column in zip(*counted, strict=True)]
+    texts = _texts(itertools.islice(itertools.chain([first], rows), limit), read)
+    counted: list[list[IntArray]] = [[] for _kind in kinds]
+    parts: list[DocumentPart] = []
+    for chunk in _chunks(texts):
+        parts += [text.document for text in chunk]
+        is_end = np.array([text.document != "part" for text in chunk])
+        for column, kind, sequences in zip(counted, kinds, zip(*(text.sequences for text in chunk), strict=True), strict=True):
+            column.append(counter.count(sequences, kind, is_end))
+    columns = [np.concatenate(column) for column in counted]
     targets = columns[1] if len(columns) == 2 else np.zeros_like(columns[0])
-    return Lengths(str(path), columns[0], targets, counter.name, counter.exact)
+    found = Lengths(all_rows.name, columns[0], targets, counter.name, counter.exact)
+    if task == "causal-lm" and any(parts):
+        found = _joined(found, parts, counter.leading)
+    # A sequence has a token at least: what is empty is padded all the same.
+    least = 1 if len(columns) == 2 else 0
+    return replace(found, tokens=np.maximum(found.tokens, 1), target_tokens=np.maximum(found.target_tokens, least))
+
+
+def _joined(found: Lengths, parts: Sequence[DocumentPart], leading: int) -> Lengths:
+    """The parts of a document belong together."""
+    is_end = np.array([part != "part" for part in parts])
+    starts = np.flatnonzero(np.append(True, is_end[:-1]))
+    tokens = np.add.reduceat(found.tokens, starts)
+    documents = np.array([part != "" for part in parts])[starts]
+    return replace(found, tokens=tokens, target_tokens=np.zeros_like(tokens), documents=documents, leading=leading)
 
 
 def _reader(
@@ -171,31 +210,36 @@ def _reader(
     return ("decoder",), lambda row: (layout.parts(row).pieces,)
 
 
-def _texts(
-    path: str | Path, rows: Iterable[Row], read: Callable[[Row], tuple[_Sequence, ...]]
-) -> Iterator[tuple[_Sequence, ...]]:
-    for number, row in enumerate(rows, 1):
-        with _naming(path, number):
-            texts = read(row)
-        yield texts
+class _Texts(NamedTuple):
+    """What one row gives to count."""
+
+    sequences: tuple[_Sequence, ...]
+    document: DocumentPart
+
+
+def _texts(rows: Iterable[tuple[Found, Row]], read: Callable[[Row], tuple[_Sequence, ...]]) -> Iterator[_Texts]:
+    for found, row in rows:
+        with _naming(found):
+            sequences = read(row)
+        yield _Texts(sequences, found.document)
 
 
 @contextlib.contextmanager
-def _naming(path: str | Path, number: int) -> Iterator[None]:
+def _naming(found: Found) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        text = _("{path}, row {row}: {message}").format(path=path, row=number, message=error.message)
+        text = _("{place}: {message}").format(place=found.place(), message=error.message)
         raise UsageError(text, hint=error.hint) from error
 
 
-def _chunks(texts: Iterator[tuple[_Sequence, ...]]) -> Iterator[list[tuple[_Sequence, ...]]]:
+def _chunks(texts: Iterator[_Texts]) -> Iterator[list[_Texts]]:
     """By characters rather than rows: a row may be a sentence or a book."""
-    chunk: list[tuple[_Sequence, ...]] = []
+    chunk: list[_Texts] = []
     characters = 0
-    for sequences in texts:
-        chunk.append(sequences)
-        characters += sum(len(part) for parts in sequences for part in parts)
+    for each in texts:
+        chunk.append(each)
+        characters += sum(len(part) for parts in each.sequences for part in parts)
         if characters >= _CHARACTERS_AT_ONCE:
             yield chunk
             chunk, characters = [], 0
@@ -234,14 +278,21 @@ class _Tokenizer:
             # What a tokenizer.json may carry over from its training: lengths are wanted as they are.
             self._fast.no_truncation()
             self._fast.no_padding()
-        self.template: _Template | None = self._render if self._whole is not None and self._whole.chat_template else None
+        has_template = self._whole is not None and self._whole.chat_template
+        self._renderer = ChatRenderer(self._whole, self.name) if has_template else None
+        self.template: _Template | None = self._render if has_template else None
 
-    def count(self, sequences: Sequence[_Sequence], kind: _Kind) -> IntArray:
-        """Tokens of each, with the special ones around it."""
+    @property
+    def leading(self) -> int:
+        """Special tokens that stand before a sequence."""
+        return len(self._around[0])
+
+    def count(self, sequences: Sequence[_Sequence], kind: _Kind, is_end: npt.NDArray[np.bool_]) -> IntArray:
+        """Tokens of each, with the special ones around it; of a decoder only where it is not a part that another one follows."""
         if kind == "decoder":
             sizes = np.fromiter(map(len, sequences), np.int64, len(sequences))
             tokens = self._count([part for parts in sequences for part in parts], special=False)
-            return np.add.reduceat(tokens, np.cumsum(sizes) - sizes) + len(self._around[0]) + self._ends_missing(sequences)
+            return np.add.reduceat(tokens, np.cumsum(sizes) - sizes) + is_end * (self.leading + self._ends_missing(sequences))
         tokens = self._count(["".join(parts) for parts in sequences], special=kind != "chat")
         trailing = self._around[1]
         if (kind == "source" and not trailing) or (kind == "target" and self._end not in trailing):
@@ -257,11 +308,21 @@ class _Tokenizer:
     def _count(self, texts: list[str], *, special: bool) -> IntArray:
         # Half of a surrogate pair is legal in JSON and in Python, and no text for a tokenizer.
         whole = [text.encode("utf-8", "replace").decode() for text in texts]
+        short = iter(self._encoded([text for text in whole if len(text) <= LONGEST_TEXT], special=special))
+        return np.array(
+            [self._long(text, special=special) if len(text) > LONGEST_TEXT else next(short) for text in whole], np.int64
+        )
+
+    def _long(self, text: str, *, special: bool) -> int:
+        around = sum(map(len, self._around)) if special else 0
+        return around + sum(self._encoded([segment], special=False)[0] for segment in segments(text))
+
+    def _encoded(self, texts: list[str], *, special: bool) -> list[int]:
+        if not texts:
+            return []
         if self._fast is not None:
-            encoded = self._fast.encode_batch_fast(whole, add_special_tokens=special)
-        else:
-            encoded = self._whole(whole, add_special_tokens=special, verbose=False)["input_ids"]
-        return np.array([len(tokens) for tokens in encoded], dtype=np.int64)
+            return [len(encoded) for encoded in self._fast.encode_batch_fast(texts, add_special_tokens=special)]
+        return [len(ids) for ids in self._whole(texts, add_special_tokens=special, verbose=False)["input_ids"]]
 
     @functools.cached_property
     def _around(self) -> tuple[list[int], list[int]]:
@@ -275,8 +336,9 @@ class _Tokenizer:
         return list(self._whole(text, add_special_tokens=special, verbose=False)["input_ids"])
 
     def _render(self, messages: list[Message]) -> str:
+        assert self._renderer is not None
         try:
-            text = str(self._whole.apply_chat_template(messages, tokenize=False))
+            text = self._renderer.render(messages)
         except refusals() as error:
             refused = _("The chat template of {name} refuses the messages: {why}.")
             raise UsageError(refused.format(name=self.name, why=error)) from error
@@ -342,6 +404,7 @@ class _Guess:
 
     exact = False
     template = None
+    leading = 0
 
     def __init__(self) -> None:
         self.name = _(
@@ -349,7 +412,7 @@ class _Guess:
             "scripts of India and South-East Asia, for every 2.5 of other alphabets"
         )
 
-    def count(self, sequences: Sequence[_Sequence], kind: _Kind) -> IntArray:  # noqa: ARG002
+    def count(self, sequences: Sequence[_Sequence], kind: _Kind, is_end: npt.NDArray[np.bool_]) -> IntArray:  # noqa: ARG002
         """Tokens of each; a guess knows no special ones."""
         return _guess(["".join(parts) for parts in sequences])
 

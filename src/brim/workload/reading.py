@@ -4,8 +4,9 @@ Rows come one at a time, so that a file may be larger than the memory. There are
 that is wrong, with the file and the line. `Rows` gives every row with its place, and says of a wrong one why, so that it can be
 counted and left out.
 
-Text has one column, `text`. A single `.txt` or `.md` file has a row for each paragraph, with a blank line between two: a whole book
-as one row would be cut to its first page. In a folder that holds only text, each file is one row, whole; a `README.md` is no data.
+Text has one column, `text`, and its rows are documents, which a causal model reads in blocks of its length: nothing is cut off. In a
+single `.txt` or `.md` file, documents have blank lines between them where there are any, else each line is one. In a folder that holds
+only text, each file is one document; a `README.md` is no data.
 
 Of a folder, what is named for training is read where there is such a thing, else all that is not named for testing. What else lies there
 is passed over, and `Rows.passed_over` says so.
@@ -13,19 +14,24 @@ is passed over, and `Rows.passed_over` says so.
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from brim.errors import UsageError
 from brim.locale import _
 from brim.workload import formats, tables
-from brim.workload.formats import Found, Meter, Row as Row, read_document, told_as_ours, whole_text
+from brim.workload.formats import Found, Meter, Row as Row, has_blank_lines, read_document, told_as_ours
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from brim.workload.formats import Reader
+
+    Given = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+    """A file or folder, or several."""
 
 READERS: Final[dict[str, Reader]] = {
     ".jsonl": formats.json_lines,
@@ -34,8 +40,8 @@ READERS: Final[dict[str, Reader]] = {
     ".parquet": tables.parquet_rows,
     ".csv": formats.csv_rows,
     ".arrow": tables.arrow_rows,
-    ".txt": formats.paragraphs,
-    ".md": formats.paragraphs,
+    ".txt": formats.text_paragraphs,
+    ".md": formats.text_paragraphs,
 }
 TEXT: Final = frozenset({".txt", ".md"})
 _HUB_ID: Final = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -54,16 +60,18 @@ _TESTING: Final = frozenset({"test", "testing", "valid", "validation", "val", "d
 
 
 class Rows:
-    """Everything in a file or folder, bad rows too, and how far one has come. A wrong path is told now."""
+    """Everything in a file or folder, or in several, bad rows too, and how far one has come. A wrong path is told now."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._readers, self.passed_over = _readers(self.path)
-        """And what of the folder is not read: each kind of file once."""
+    def __init__(self, given: Given) -> None:
+        self.sources = tuple(map(Path, sources_of(given)))
+        found = [_readers(source) for source in self.sources]
+        self._readers = [pair for readers, _others in found for pair in readers]
+        self.passed_over = tuple(dict.fromkeys(kind for _readers, others in found for kind in others))
+        """And what of the folders is not read: each kind of file once."""
         self.files: tuple[Path, ...] = tuple(file for file, _reader in self._readers)
         self.kinds: tuple[str, ...] = tuple(reader.__name__ for _file, reader in self._readers)
         """How each file is read: the same bytes, read otherwise, are other rows."""
-        with told_as_ours(self.path):
+        with told_as_ours(self.sources[0]):
             self.total_bytes = sum(file.stat().st_size for file in self.files)
         self._meter = Meter()
 
@@ -73,6 +81,16 @@ class Rows:
             with told_as_ours(file):
                 yield from reader(file, meter)
                 meter.finish(file)
+
+    @property
+    def name(self) -> str:
+        """As a person calls it: the path that was given, or all of them."""
+        return ", ".join(map(str, self.sources))
+
+    @property
+    def short_name(self) -> str:
+        """Without the folders before it."""
+        return ", ".join(source.name for source in self.sources)
 
     @property
     def done_bytes(self) -> int:
@@ -85,40 +103,72 @@ class Rows:
         return self._meter.read_bytes
 
     def place_of(self, found: Found) -> str:
-        """In short: the file by its name, or by its path inside the folder."""
-        return found.place(self.path.name if found.path == self.path else found.path.relative_to(self.path))
+        """In short: the file by its name, or by its path inside the folder; by its whole path, where several were given."""
+        if len(self.sources) > 1:
+            return found.place()
+        source = self.sources[0]
+        return found.place(source.name if found.path == source else found.path.relative_to(source))
 
 
-def read_rows(path: str | Path) -> Iterator[Row]:
-    """The rows of a file or folder, in its order. A wrong path is told now, a wrong row when it is reached."""
-    return _good_rows(Rows(path))
+def sources_of(given: Given) -> tuple[str, ...]:
+    """The files and folders that were given, one or several. Raises UsageError where there is none, or one is named twice."""
+    paths = [given] if isinstance(given, str | os.PathLike) else list(given)
+    sources = tuple(os.fspath(path) for path in paths)
+    hint = _("Give a file or folder: --data FILE; several with --data A --data B.")
+    if not sources or not all(source.strip() for source in sources):
+        raise UsageError(_("--data is empty."), hint=hint)
+    twice = next((source for source in sources if sources.count(source) > 1), None)
+    if twice is not None:
+        raise UsageError(_("--data names {path} twice.").format(path=twice), hint=_("Name each file or folder once."))
+    return sources
 
 
-def _good_rows(rows: Rows) -> Iterator[Row]:
+def read_rows(given: Given) -> Iterator[Row]:
+    """The rows of a file or folder, or of several, in their order. A wrong path is told now, a wrong row when it is reached."""
+    rows = Rows(given)
+    return (row for _found, row in good_rows(rows))
+
+
+def good_rows(rows: Rows) -> Iterator[tuple[Found, Row]]:
+    """Every row with its place. Raises UsageError at the first bad one, or where there is none at all."""
     empty = True
     for found in rows:
         empty = False
         if found.row is None:
             text = _("{place}: {fault}.").format(place=found.place(), fault=found.fault)
             raise UsageError(text, hint=found.hint)
-        yield found.row
+        yield found, found.row
     if empty:
-        raise no_rows(rows.path)
+        raise no_rows(rows.name)
 
 
-def no_rows(path: Path) -> UsageError:
+def no_rows(name: str) -> UsageError:
     """There is nothing in it."""
-    return UsageError(_("{path} holds no rows.").format(path=path))
+    return UsageError(_("{path} holds no rows.").format(path=name))
 
 
 def _readers(path: Path) -> tuple[list[tuple[Path, Reader]], tuple[str, ...]]:
     """The files that hold the rows, each with what reads it; and the kinds of those that do not."""
-    if not path.is_dir():
+    with told_as_ours(path):
+        is_folder = path.is_dir()
+    if not is_folder:
         _must_exist(path)
+        _must_be_file(path)
         return [(path, _reader_of(path))], ()
     files, passed_over = _files_of_folder(path)
     is_text = all(_extension(file) in TEXT for file in files)
-    return [(file, whole_text if is_text else _reader_of(file)) for file in files], passed_over
+    return [(file, formats.text_file if is_text else _reader_of(file)) for file in files], passed_over
+
+
+def _must_be_file(path: Path) -> None:
+    """Data are read more than once, and a pipe or a device would let brim wait, or read, without end."""
+    with told_as_ours(path):
+        mode = path.stat().st_mode
+    if stat.S_ISREG(mode):
+        return
+    kind = _("a pipe") if stat.S_ISFIFO(mode) else _("a socket") if stat.S_ISSOCK(mode) else _("a device")
+    text = _("{path} is {kind}, and brim reads data more than once, so it needs a file.")
+    raise UsageError(text.format(path=path, kind=kind), hint=_("Write the rows to a file first, and give that."))
 
 
 def _must_exist(path: Path) -> None:
@@ -200,4 +250,6 @@ def _reader_of(path: Path) -> Reader:
     if reader is None:
         text = _("brim does not know how to read {path}. It reads {known}, and folders of these.")
         raise UsageError(text.format(path=path, known=", ".join(READERS)))
+    if reader is formats.text_paragraphs and not has_blank_lines(path):
+        return formats.text_lines
     return reader

@@ -1,14 +1,32 @@
-"""Special tokens that a tokenizer puts around a text, found by trying: counting for a plan and training must agree on them."""
+"""How a text is given to a tokenizer, where counting for a plan and training must agree: the special tokens around it, found by trying,
+and the segments of a very long one.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
 
 PROBES: Final = ("a", "the", "1", "我", "э")
 """Texts of which a vocabulary knows one at least."""
+
+
+LONGEST_TEXT: Final = 1 << 20
+"""Characters that are tokenised at once: a tokenizer takes 100-250 bytes for each."""
+
+
+def segments(text: str) -> Iterator[str]:
+    """A text, in parts no longer than this, each but the first beginning with a blank where there is one: there most tokenizers cut too."""
+    start = 0
+    while len(text) - start > LONGEST_TEXT:
+        end = start + LONGEST_TEXT
+        places = (text.rfind(blank, start + 1, end) for blank in "\n ")
+        end = next((place for place in places if place > start), end)
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 def probe(encode: Callable[[str], list[int]]) -> tuple[str, list[int]]:

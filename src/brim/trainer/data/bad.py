@@ -10,7 +10,6 @@ from brim.records.runs import BadRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from brim.workload.formats import Found
     from brim.workload.reading import Rows
@@ -48,10 +47,10 @@ class BadRows:
     def check(self, *, is_all: bool = True) -> None:
         """Raise if there are more than are allowed. `is_all`: whether the data were read to the end."""
         if self.are_too_many:
-            raise too_many(self._rows.path, self.first, self.count, self._max_bad, is_all=is_all, hint=self._hint)
+            raise too_many(self._rows.name, self.first, self.count, self._max_bad, is_all=is_all, hint=self._hint)
 
 
-def too_many(path: Path, first: Sequence[BadRow], count: int, max_bad: int, *, is_all: bool = True, hint: str = "") -> UsageError:
+def too_many(path: str, first: Sequence[BadRow], count: int, max_bad: int, *, is_all: bool = True, hint: str = "") -> UsageError:
     """All that is wrong with the data, in one error."""
     text = (
         _("Bad rows in {path}: {count:,}, and {allowed:,} are allowed.")
@@ -63,7 +62,7 @@ def too_many(path: Path, first: Sequence[BadRow], count: int, max_bad: int, *, i
     return UsageError("\n".join(lines), hint=sentences(hint, advice))
 
 
-def nothing_left(path: Path, first: Sequence[BadRow], count: int) -> UsageError:
+def nothing_left(path: str, first: Sequence[BadRow], count: int) -> UsageError:
     """All rows are bad."""
     text = _("Every row of {path} is bad, so there is nothing to train on.").format(path=path)
     return UsageError("\n".join([text, *listed(first, count)]))

@@ -99,7 +99,7 @@ class _Pass:
         notes = self._make.finish()
         self._bad.check()
         if not self._sequences:
-            raise nothing_left(self._job.rows.path, self._bad.first, self._bad.count)
+            raise nothing_left(self._job.rows.name, self._bad.first, self._bad.count)
         self._writer.finish()
         return replace(self._card(folder), notes=(*notes, *self._unread()))
 
@@ -115,13 +115,14 @@ class _Pass:
         made = iter(self._make([piece for _found, piece in chunk if isinstance(piece, Piece)]))
         kept: list[Tokens] = []
         for found, piece in chunk:
-            tokens = next(made) if isinstance(piece, Piece) else piece
-            if isinstance(tokens, Tokens) and self._job.task == "classification" and self._classes.number(tokens.label) is None:
-                tokens = self._classes.describe_unknown(tokens.label)
-            if isinstance(tokens, Tokens):
-                kept.append(tokens)
+            sequences = next(made) if isinstance(piece, Piece) else piece
+            if isinstance(sequences, list) and self._job.task == "classification":
+                label = sequences[0].label
+                sequences = self._classes.describe_unknown(label) if self._classes.number(label) is None else sequences
+            if isinstance(sequences, list):
+                kept += sequences
             else:
-                self._bad.add(found, tokens)
+                self._bad.add(found, sequences)
         return kept
 
     def _write(self, kept: list[Tokens]) -> None:
@@ -136,7 +137,7 @@ class _Pass:
             self._learnt += sum(len(tokens.target) for tokens in kept)
         else:
             assert self._pieces.layout is not None
-            self._classes.check_size(self._job.rows.path, self._pieces.layout.label or "")
+            self._classes.check_size(self._job.rows.name, self._pieces.layout.label or "")
             self._writer.append("classes", [self._classes.number(tokens.label) or 0 for tokens in kept])
             self._learnt += len(kept)
         self._count(kept)
@@ -151,13 +152,13 @@ class _Pass:
     def _card(self, folder: Path) -> DataCard:
         job = self._job
         if job.task == "classification":
-            self._classes.check_number(job.rows.path)
+            self._classes.check_number(job.rows.name)
             self._writer.rewrite("classes", self._classes.final)
         assert self._pieces.layout is not None
         sources = self._writer.lengths("offsets")
         targets = self._writer.lengths("target_offsets") if job.task == "seq2seq" else np.zeros_like(sources)
         return DataCard(
-            source=str(job.rows.path),
+            source=job.rows.name,
             fingerprint=folder.name,
             folder=str(folder),
             task=job.task,
@@ -174,7 +175,7 @@ class _Pass:
             skipped=self._bad.count,
             bad_rows=tuple(self._bad.first),
             labels=self._classes.names,
-            lengths=Lengths(str(job.rows.path), sources, targets, job.encoder.name, exact=True).histogram(),
+            lengths=Lengths(job.rows.name, sources, targets, job.encoder.name, exact=True).histogram(),
         )
 
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from brim.errors import UsageError
 from brim.locale import _
 from brim.trainer.data.pieces import BadRowError
-from brim.workload.chats import THOUGHTS_END, is_open as is_open_chat, refusals, spoken
+from brim.workload.chats import THOUGHTS_END, ChatRenderer, is_open as is_open_chat, refusals, spoken
 
 if TYPE_CHECKING:
-    from brim.trainer.data.encoding import Ids, Span
+    from brim.trainer.data.encoding import Span
     from brim.workload.columns import Message
 
 _STAND_IN: Final = "\ue0b1{number}\ue0b2"
@@ -34,8 +34,6 @@ class Rendered(NamedTuple):
     text: str
     answers: list[Span]
     """From where to where in the text the assistant speaks."""
-    marked: tuple[Ids, list[bool]] | None = None
-    """Tokens, and which of them are the assistant's, where the template tells that itself."""
     is_open: bool = False
     """Whether the chat ends with an answer and nothing tells that it has ended."""
 
@@ -44,10 +42,12 @@ class ChatTemplate:
     """The template of one tokenizer."""
 
     def __init__(self, tokenizer: Any, name: str, *, learns_all: bool) -> None:
-        self._tokenizer = tokenizer
+        self._renderer = ChatRenderer(tokenizer, name)
         self._name = name
         self._learns_all = learns_all
-        self._has_marks = isinstance(tokenizer.chat_template, str) and _MARK.search(tokenizer.chat_template) is not None
+        self._has_marks = (
+            tokenizer.is_fast and isinstance(tokenizer.chat_template, str) and _MARK.search(tokenizer.chat_template) is not None
+        )
         self._understood = self._not_understood = 0
 
     def render(self, messages: list[Message]) -> Rendered:
@@ -61,8 +61,8 @@ class ChatTemplate:
         if self._learns_all:
             return Rendered(text, [(0, len(text))], is_open=is_open)
         answers = self._answers(messages, text)
-        if answers is None and self._has_marks and self._tokenizer.is_fast:
-            return Rendered(text, [], self._marked(messages), is_open)
+        if answers is None and self._has_marks:
+            return Rendered(*self._renderer.render_marked(messages), is_open=is_open)
         answers = self._between_stand_ins(messages, text) if answers is None else answers
         if answers is None:
             self._not_understood += 1
@@ -74,6 +74,7 @@ class ChatTemplate:
 
     def finish(self) -> None:
         """All chats were rendered. Raises UsageError where answers could be found in none of them."""
+        self._renderer.close()
         if self._not_understood and not self._understood:
             raise UsageError(
                 _("The chat template of {name} does not let answers be told from questions.").format(name=self._name),
@@ -81,7 +82,7 @@ class ChatTemplate:
             )
 
     def _write(self, messages: list[Message], *, invite: bool = False) -> str:
-        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=invite))
+        return self._renderer.render(messages, invite=invite)
 
     def _answers(self, messages: list[Message], text: str) -> list[Span] | None:
         """None where the text of the first messages is not the beginning of the text of all."""
@@ -138,12 +139,6 @@ class ChatTemplate:
         """What stands before an answer that nobody asked for: up to and with the invitation."""
         invitation = self._write(first, invite=True).removeprefix(self._write(first))
         return text[: text.find(invitation) + len(invitation)] if invitation in text else text[:0]
-
-    def _marked(self, messages: list[Message]) -> tuple[Ids, list[bool]]:
-        found = self._tokenizer.apply_chat_template(
-            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, truncation=False, padding=False
-        )
-        return list(found["input_ids"]), [bool(mark) for mark in found["assistant_masks"]]
 
 
 def _standing_in(message: Message, mark: str) -> Message:

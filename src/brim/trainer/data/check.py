@@ -13,16 +13,16 @@ from brim.workload.reading import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
+    from brim.workload.reading import Given
     from brim.workload.words import Task
 
 CHECKED_BYTES: Final = 32 << 20
 
 
-def check_file(path: str | Path, *, task: Task | None, columns: Mapping[str, str] | None, max_bad: int) -> None:
+def check_file(data: Given, *, task: Task | None, columns: Mapping[str, str] | None, max_bad: int) -> None:
     """Look at the first `CHECKED_BYTES` of the data. Raises one UsageError that lists the bad rows, if there are more than `max_bad`."""
-    rows = Rows(path)
+    rows = Rows(data)
     bad = BadRows(rows, max_bad)
     good, is_all = 0, True
     for found, piece in Pieces(rows, task=task, columns=columns):
@@ -35,4 +35,4 @@ def check_file(path: str | Path, *, task: Task | None, columns: Mapping[str, str
             break
     bad.check(is_all=is_all)
     if not good and is_all:
-        raise nothing_left(rows.path, bad.first, bad.count)
+        raise nothing_left(rows.name, bad.first, bad.count)

@@ -17,7 +17,6 @@ from brim.trainer.data.pieces import plain_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
 _MOST: Final = 10_000
 _NUMBER: Final = re.compile(r"[+-]?[0-9]+(\.0+)?")
@@ -57,14 +56,14 @@ class Classes:
             return self._numbers.get(name, self._numbers.get(_whole(name)))
         return self._numbers.setdefault(name, len(self._numbers))
 
-    def check_size(self, path: Path, column: str) -> None:
+    def check_size(self, path: str, column: str) -> None:
         """Refuse a column that cannot hold classes."""
         if len(self._numbers) > _MOST and not self._given:
             text = _("The column {column} of {path} has more than {most:,} different values, so it holds no classes.")
             hint = _("Name the right one: --columns text=review,label=stars.")
             raise UsageError(text.format(column=column, path=path, most=_MOST), hint=hint)
 
-    def check_number(self, path: Path) -> None:
+    def check_number(self, path: str) -> None:
         """One class alone is nothing to learn."""
         if len(self.names) == 1 and not self._given:
             text = _("All rows of {path} are of one class, {name}: there is nothing to tell apart.")

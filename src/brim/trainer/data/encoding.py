@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from brim.errors import UsageError
 from brim.locale import _
-from brim.workload.specials import around, probe
+from brim.workload.specials import LONGEST_TEXT, around, probe, segments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,13 +55,23 @@ class Encoder:
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[Ids]:
         """Tokens of each text; `special`: with those that the tokenizer puts around a sequence."""
+        short = iter(self._encoded([text for text in texts if len(text) <= LONGEST_TEXT], special=special))
+        return self.check_known(
+            [self._long(text, special=special) if len(text) > LONGEST_TEXT else next(short) for text in texts]
+        )
+
+    def _encoded(self, texts: Sequence[str], *, special: bool) -> list[Ids]:
         if not texts:
             return []
         if self.fast is not None:
-            found = [encoded.ids for encoded in self.fast.encode_batch_fast(list(texts), add_special_tokens=special)]
-        else:
-            found = [self._slow(text, special=special) for text in texts]
-        return self.check_known(found)
+            return [encoded.ids for encoded in self.fast.encode_batch_fast(list(texts), add_special_tokens=special)]
+        return [self._slow(text, special=special) for text in texts]
+
+    def _long(self, text: str, *, special: bool) -> Ids:
+        ids: Ids = []
+        for segment in segments(text):
+            ids += self._encoded([segment], special=False)[0]
+        return [*self.leading, *ids, *self.trailing] if special else ids
 
     def encode_targets(self, texts: Sequence[str]) -> list[Ids]:
         """Tokens of each target, with what the tokenizer puts around one: some write another language there."""
@@ -76,9 +86,21 @@ class Encoder:
 
     def encode_with_spans(self, texts: Sequence[str]) -> list[tuple[Ids, list[Span]]]:
         """Tokens of each text without special ones, and from where to where in the text each reaches. Fast tokenizers only."""
-        found = self.fast.encode_batch(list(texts), add_special_tokens=False)
-        self.check_known([encoded.ids for encoded in found])
-        return [(encoded.ids, encoded.offsets) for encoded in found]
+        found = iter(self.fast.encode_batch([text for text in texts if len(text) <= LONGEST_TEXT], add_special_tokens=False))
+        pairs = [self._long_with_spans(text) if len(text) > LONGEST_TEXT else _ids_and_spans(next(found)) for text in texts]
+        self.check_known([ids for ids, _spans in pairs])
+        return pairs
+
+    def _long_with_spans(self, text: str) -> tuple[Ids, list[Span]]:
+        ids: Ids = []
+        spans: list[Span] = []
+        begin = 0
+        for segment in segments(text):
+            more, places = _ids_and_spans(self.fast.encode(segment, add_special_tokens=False))
+            ids += more
+            spans += [(begin + start, begin + end) for start, end in places]
+            begin += len(segment)
+        return ids, spans
 
     def _slow(self, text: str, *, special: bool) -> Ids:
         ids: Ids = self.tokenizer(text, add_special_tokens=special, truncation=False, padding=False, verbose=False)["input_ids"]
@@ -126,6 +148,10 @@ class Encoder:
 
     def _around(self, bare: Ids, whole: Ids) -> tuple[Ids, Ids]:
         return around(bare, whole, set(getattr(self.tokenizer, "all_special_ids", ())))
+
+
+def _ids_and_spans(encoded: Any) -> tuple[Ids, list[Span]]:
+    return encoded.ids, encoded.offsets
 
 
 def _restore(variable: str, value: str | None) -> None:

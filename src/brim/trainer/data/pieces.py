@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from brim.workload.columns import Message
-    from brim.workload.formats import Found
+    from brim.workload.formats import DocumentPart, Found
     from brim.workload.reading import Row, Rows
     from brim.workload.words import Task
 
 _ROWS_TO_DECIDE_BY: Final = 100
 _MOST_HELD: Final = 10_000
+_MOST_HELD_BYTES: Final = 8 << 20
 _ASSISTANT: Final = "assistant"
 _NO_TOOLS: Final[tuple[Any, ...]] = (None, "", "[]", "null", [], {})
 
@@ -42,6 +43,8 @@ class Piece(NamedTuple):
     """Of a chat; source and target are then the same chat as plain text."""
     label: str = ""
     """Its class, by name."""
+    document: DocumentPart = ""
+    """Whether it is plain text: a document, or its end; or a part of one."""
 
     @property
     def characters(self) -> int:
@@ -63,9 +66,9 @@ class Pieces:
 
     def __iter__(self) -> Iterator[tuple[Found, Piece | str]]:
         rows = iter(self._rows)
-        held = _first_rows(rows)
+        held = self._first(rows)
         if not held:
-            raise no_rows(self._rows.path)
+            raise no_rows(self._rows.name)
         self.layout = self._decided(held) if any(found.row is not None for found in held) else None
         for found in itertools.chain(held, rows):
             if self.layout is None and found.row is not None:
@@ -77,9 +80,25 @@ class Pieces:
             return found.fault
         assert self.layout is not None
         try:
-            return piece_of(found.row, self.layout, self._task)
+            return piece_of(found.row, self.layout, self._task)._replace(document=found.document)
         except BadRowError as error:
             return str(error)
+
+    def _first(self, rows: Iterator[Found]) -> list[Found]:
+        """As many as decide what the columns mean, within reason. Rows that cannot be read decide nothing, and take little room."""
+        held: list[Found] = []
+        readable = 0
+        while (
+            readable < _ROWS_TO_DECIDE_BY
+            and len(held) < _MOST_HELD
+            and (not readable or self._rows.read_bytes < _MOST_HELD_BYTES)
+        ):
+            found = next(rows, None)
+            if found is None:
+                break
+            held.append(found)
+            readable += found.row is not None
+        return held
 
     def _decided(self, held: list[Found]) -> Layout:
         """The columns of the first good row; where none is good, of the first that has columns that are understood."""
@@ -139,16 +158,6 @@ class Pieces:
 def _first_place(held: list[Found]) -> str:
     """Of the first row that could be read: there the columns can be seen."""
     return next(found for found in held if found.row is not None).place()
-
-
-def _first_rows(rows: Iterator[Found]) -> list[Found]:
-    """As many as decide what the columns mean. Rows that cannot be read decide nothing, and take little room."""
-    held: list[Found] = []
-    readable = 0
-    while readable < _ROWS_TO_DECIDE_BY and len(held) < _MOST_HELD and (found := next(rows, None)) is not None:
-        held.append(found)
-        readable += found.row is not None
-    return held
 
 
 def piece_of(row: Row, layout: Layout, task: Task | None) -> Piece:

@@ -21,14 +21,17 @@ if TYPE_CHECKING:
 
     from brim.records.runs import DataCard, LossOn
     from brim.trainer.data.build import Progress
+    from brim.workload.reading import Given
     from brim.workload.words import Task
 
 _MOST_KINDS: Final = 8
+_MUCH_CUT: Final = 0.01
+"""Of all tokens. Less is lost to what is odd about a few rows; more is a wrong --max-length, or wrong data."""
 _CHATS: Final = frozenset({"messages", "conversations", "conversation"})
 
 
 def prepare_data(
-    path: str | Path,
+    data: Given,
     *,
     tokenizer: Any,
     tokenizer_name: str,
@@ -52,7 +55,7 @@ def prepare_data(
     folder in which the folders of tokens lie, instead of brim's own. `progress` gets the bytes that were read and those that there are.
     """
     job = Job(
-        rows=Rows(path),
+        rows=Rows(data),
         encoder=Encoder(tokenizer, tokenizer_name, vocabulary),
         task=task,
         columns=dict(columns or {}),
@@ -70,9 +73,9 @@ def prepare_data(
         kept = _kept(folder, job)
         card = build(folder, job, max_bad, progress) if kept is None else kept
     if card.skipped > max_bad:
-        raise too_many(job.rows.path, card.bad_rows, card.skipped, max_bad)
+        raise too_many(job.rows.name, card.bad_rows, card.skipped, max_bad)
     notes = (*card.notes, *_notes(card, job.encoder))
-    card = dataclasses.replace(card, source=str(path), folder=str(folder), tokenizer=tokenizer_name, notes=notes)
+    card = dataclasses.replace(card, source=job.rows.name, folder=str(folder), tokenizer=tokenizer_name, notes=notes)
     for sentence in _told(card, job.rows, is_new=kept is None):
         say(sentence)
     return card
@@ -81,7 +84,9 @@ def prepare_data(
 def _kept(folder: Path, job: Job) -> DataCard | None:
     """What is in the cache. Bad rows are told by the file's name: under another name they are looked for again."""
     card = stored(folder)
-    return None if card is not None and card.skipped and Path(card.source).name != job.rows.path.name else card
+    names = [Path(source).name for source in job.rows.sources]
+    is_named_so = card is not None and (card.source == job.rows.name or [Path(card.source).name] == names)
+    return None if card is not None and card.skipped and not is_named_so else card
 
 
 def _notes(card: DataCard, encoder: Encoder) -> Iterator[str]:
@@ -94,6 +99,15 @@ def _notes(card: DataCard, encoder: Encoder) -> Iterator[str]:
     if card.labels and are_numbers(card.labels) and card.labels != tuple(map(str, range(len(card.labels)))):
         numbers = ", ".join(f"{name} → {number}" for number, name in enumerate(card.labels[:5]))
         yield _("The classes are numbered from 0 without gaps: {numbers}.").format(numbers=numbers)
+    if card.cut_tokens > _MUCH_CUT * (card.tokens + card.cut_tokens):
+        text = _(
+            "{cut:,} of {sequences:,} sequences are too long and are cut: {lost:,} of {all:,} tokens ({share:.1%}) are not trained on. "
+            "The longest sequence has {longest:,} tokens, and --max-length is {allowed:,}."
+        )
+        yield text.format(
+            cut=card.cut, sequences=card.sequences, lost=card.cut_tokens, all=card.tokens + card.cut_tokens,
+            share=card.cut_tokens / (card.tokens + card.cut_tokens), longest=card.longest_tokens, allowed=card.max_length,
+        )  # fmt: skip
 
 
 def _told(card: DataCard, rows: Rows, *, is_new: bool) -> Iterator[str]:
@@ -104,6 +118,7 @@ def _told(card: DataCard, rows: Rows, *, is_new: bool) -> Iterator[str]:
     )
     line = text.format(path=card.source, sequences=card.sequences, tokens=card.tokens, columns=card.columns)
     yield sentences(line, *_of_folder(rows))
+    yield from _of_documents(card, rows)
     if card.cut:
         text = _("Sequences that were too long and were cut: {cut:,}. Tokens that were cut off: {tokens:,}.")
         yield text.format(cut=card.cut, tokens=card.cut_tokens)
@@ -112,9 +127,28 @@ def _told(card: DataCard, rows: Rows, *, is_new: bool) -> Iterator[str]:
         yield "\n".join([text, *listed(card.bad_rows, card.skipped)])
 
 
+def _of_documents(card: DataCard, rows: Rows) -> Iterator[str]:
+    """By which rule text was parted, and what became of long documents."""
+    rules = {
+        "text_lines": _("{path}: each line is a document, for no blank lines stand between them."),
+        "text_paragraphs": _("{path}: documents have blank lines between them."),
+        "text_file": _("{path}: a document."),
+    }
+    told = [(file, rules[kind]) for file, kind in zip(rows.files, rows.kinds, strict=True) if kind in rules]
+    for file, text in told[:_MOST_KINDS]:
+        yield text.format(path=file)
+    if len(told) > _MOST_KINDS:
+        yield _("and {count:,} more").format(count=len(told) - _MOST_KINDS)
+    if told and card.task == "causal-lm":
+        text = _(
+            "Documents are read in blocks of up to {length:,} tokens, so nothing is cut off; different documents are never joined."
+        )
+        yield text.format(length=card.max_length)
+
+
 def _of_folder(rows: Rows) -> Iterator[str]:
     """What of a folder was read, and what was not."""
-    if rows.path.is_dir():
+    if len(rows.files) > len(rows.sources):
         yield _("Files that were read: {count:,}.").format(count=len(rows.files))
     if rows.passed_over:
         kinds = ", ".join(rows.passed_over[:_MOST_KINDS]) + (", ..." if len(rows.passed_over) > _MOST_KINDS else "")

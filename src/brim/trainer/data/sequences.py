@@ -1,6 +1,8 @@
 """Pieces to sequences: which tokens the model is given, which of them it learns, and what is cut off.
 
-- A decoder reads source and target as one sequence, with a line break between them and the end token behind; it learns the target and the
+- A decoder reads a document of plain text in blocks, from its first token to its end token, and learns each of them once: a block begins
+  with the tokenizer's leading tokens, or with the last token of the block before it, which is then known.
+- It reads source and target as one sequence, with a line break between them and the end token behind; it learns the target and the
   end. A text is learnt as a whole. A chat is written by the tokenizer's template, and every answer of the assistant is learnt; without a
   template its messages stand on lines of their own, and the last answer is learnt.
   A template that writes nothing behind an answer gets the end token behind the last one.
@@ -8,7 +10,7 @@
   token where it puts nothing behind.
 - A classifier reads the text, with its special tokens.
 
-Everything is cut at the right. What the tokenizer puts behind a source or a classified text stays behind it, for the model was trained to
+All else is cut at the right. What the tokenizer puts behind a source or a classified text stays behind it, for the model was trained to
 find it there. A target or a text that is cut does not get its end: nothing may teach the model to stop in the middle of a sentence.
 """
 
@@ -47,10 +49,14 @@ class Tokens(NamedTuple):
         return len(self.ids) + len(self.target)
 
 
-class Maker(Protocol):
-    """Makes sequences of one kind. For each piece the sequence, or why there is none."""
+Made = list[Tokens] | str
+"""One sequence; of a document any number, as its parts fill blocks."""
 
-    def __call__(self, pieces: Sequence[Piece]) -> list[Tokens | str]:
+
+class Maker(Protocol):
+    """Makes sequences of one kind. For each piece its sequences, or why there are none."""
+
+    def __call__(self, pieces: Sequence[Piece]) -> list[Made]:
         """Of many pieces at once."""
 
     def finish(self) -> tuple[str, ...]:
@@ -72,15 +78,29 @@ class _Causal:
         self._max_length = max_length
         self._learns_all = learns_all
         self._adds_end = False
+        self._open: _OpenDocument | None = None
         has_template = bool(getattr(encoder.tokenizer, "chat_template", None))
         self._template = ChatTemplate(encoder.tokenizer, encoder.name, learns_all=learns_all) if has_template else None
 
-    def __call__(self, pieces: Sequence[Piece]) -> list[Tokens | str]:
+    def __call__(self, pieces: Sequence[Piece]) -> list[Made]:
         if self._template is not None and pieces and pieces[0].messages is not None:
             return self._chats(pieces, self._template)
         sources = self._encoder.encode([_with_break(piece) for piece in pieces], special=False)
         targets = self._encoder.encode([piece.target for piece in pieces], special=False)
-        return [self._joined(*parts) for parts in zip(pieces, sources, targets, strict=True)]
+        return [
+            self._blocks(piece, source) if piece.document else self._joined(piece, source, target)
+            for piece, source, target in zip(pieces, sources, targets, strict=True)
+        ]
+
+    def _blocks(self, piece: Piece, ids: Ids) -> Made:
+        """As many as the document fills up to here."""
+        document = self._open or _OpenDocument(self._encoder.leading, self._max_length)
+        is_whole = piece.document == "whole"
+        self._open = None if is_whole else document
+        if is_whole and self._encoder.end is not None and (ids or document.ids)[-1:] != [self._encoder.end]:
+            ids = [*ids, self._encoder.end]
+        found = document.add(ids, is_whole=is_whole)
+        return _("nothing is left to learn") if is_whole and not document.blocks else found
 
     def finish(self) -> tuple[str, ...]:
         if self._template is not None:
@@ -88,7 +108,7 @@ class _Causal:
         text = _("The chat template writes nothing behind an answer, so the end token was put behind the last one of each chat.")
         return (text,) if self._adds_end else ()
 
-    def _joined(self, piece: Piece, source: Ids, target: Ids) -> Tokens | str:
+    def _joined(self, piece: Piece, source: Ids, target: Ids) -> Made:
         if piece.messages is not None and not piece.target.strip():
             return _("the answer is empty")
         if not (target if piece.target else source):
@@ -100,7 +120,7 @@ class _Causal:
         first = 0 if self._learns_all or not piece.target else len(leading) + len(source)
         return self._cut(ids, [(first, len(ids))])
 
-    def _cut(self, ids: Ids, learnt: list[Span]) -> Tokens | str:
+    def _cut(self, ids: Ids, learnt: list[Span]) -> Made:
         kept = ids[: self._max_length]
         spans = [(start, min(end, len(kept))) for start, end in learnt if start < len(kept)]
         # The first token of a sequence is given: nothing stands before it that it could be told from.
@@ -108,20 +128,15 @@ class _Causal:
             if len(kept) < len(ids):
                 return _("too long: the prompt alone fills the {tokens:,} tokens of a sequence").format(tokens=self._max_length)
             return _("nothing is left to learn")
-        return Tokens(kept, spans, [], "", len(ids))
+        return [Tokens(kept, spans, [], "", len(ids))]
 
-    def _chats(self, pieces: Sequence[Piece], template: ChatTemplate) -> list[Tokens | str]:
+    def _chats(self, pieces: Sequence[Piece], template: ChatTemplate) -> list[Made]:
         rendered = [_rendered(template, piece) for piece in pieces]
-        plain = [chat for chat in rendered if isinstance(chat, Rendered) and chat.marked is None]
-        spans = iter([self._spans(chat) for chat in plain] if self._encoder.fast is None else self._fast_spans(plain))
-        return [
-            chat
-            if isinstance(chat, str)
-            else self._ended(chat, *(next(spans) if chat.marked is None else self._of_marks(*chat.marked)))
-            for chat in rendered
-        ]
+        chats = [chat for chat in rendered if isinstance(chat, Rendered)]
+        spans = iter([self._spans(chat) for chat in chats] if self._encoder.fast is None else self._fast_spans(chats))
+        return [chat if isinstance(chat, str) else self._ended(chat, *next(spans)) for chat in rendered]
 
-    def _ended(self, chat: Rendered, ids: Ids, learnt: list[Span]) -> Tokens | str:
+    def _ended(self, chat: Rendered, ids: Ids, learnt: list[Span]) -> Made:
         end = self._encoder.end
         if chat.is_open and end is not None and ids and ids[-1] != end:
             self._adds_end = True
@@ -145,11 +160,33 @@ class _Causal:
             done = end
         return ids, [span for span in learnt if span[0] < span[1]]
 
-    def _of_marks(self, ids: Ids, marks: list[bool]) -> tuple[Ids, list[Span]]:
-        self._encoder.check_known([ids])
-        before, after = [False, *marks], [*marks, False]
-        edges = [place for place, (one, other) in enumerate(zip(before, after, strict=True)) if one != other]
-        return ids, list(zip(edges[::2], edges[1::2], strict=True))
+
+class _OpenDocument:
+    """A document of which not all parts have come: what does not fill a block yet."""
+
+    def __init__(self, leading: Ids, max_length: int) -> None:
+        self._leading = leading
+        self._max_length = max_length
+        self.ids: Ids = list(leading)
+        """What is known, and what is not learnt yet."""
+        self.blocks = 0
+
+    def add(self, ids: Ids, *, is_whole: bool) -> list[Tokens]:
+        """The blocks that are full now; at the end of the document, the last one too."""
+        known = max(1, len(self._leading))
+        room = self._max_length - known
+        body = [*self.ids, *ids]
+        found: list[Tokens] = []
+        start = known
+        while room > 0 and (start + room <= len(body) or (is_whole and start < len(body))):
+            before = self._leading or body[start - 1 : start]
+            block = [*before, *body[start : start + room]]
+            # The first token of all has nothing before it, and the leading ones are learnt once.
+            found.append(Tokens(block, [(known if self.blocks else 0, len(block))], [], "", len(block)))
+            self.blocks += 1
+            start += room
+        self.ids = body[start - known :] if found and not self._leading else [*self._leading, *body[start:]] if found else body
+        return found
 
 
 def _with_break(piece: Piece) -> str:
@@ -200,7 +237,7 @@ class _Seq2Seq:
         self._max_length = max_length
         self._target_length = target_length
 
-    def __call__(self, pieces: Sequence[Piece]) -> list[Tokens | str]:
+    def __call__(self, pieces: Sequence[Piece]) -> list[Made]:
         sources = self._encoder.encode([piece.source for piece in pieces], special=True)
         targets = self._encoder.encode_targets([piece.target for piece in pieces])
         return [self._both(source, target) for source, target in zip(sources, targets, strict=True)]
@@ -208,7 +245,7 @@ class _Seq2Seq:
     def finish(self) -> tuple[str, ...]:
         return ()
 
-    def _both(self, source: Ids, target: Ids) -> Tokens | str:
+    def _both(self, source: Ids, target: Ids) -> Made:
         if not source or not target:
             return _no_tokens()
         end = self._encoder.end
@@ -217,7 +254,7 @@ class _Seq2Seq:
         if end is not None and end not in self._encoder.target_trailing and target[-1] != end:
             target = [*target, end]
         kept = _kept(source, self._max_length, self._encoder.trailing or ([] if end is None else [end]))
-        return Tokens(kept, [], target[: self._target_length], "", len(source) + len(target))
+        return [Tokens(kept, [], target[: self._target_length], "", len(source) + len(target))]
 
 
 class _Classified:
@@ -225,14 +262,14 @@ class _Classified:
         self._encoder = encoder
         self._max_length = max_length
 
-    def __call__(self, pieces: Sequence[Piece]) -> list[Tokens | str]:
+    def __call__(self, pieces: Sequence[Piece]) -> list[Made]:
         found = self._encoder.encode([piece.source for piece in pieces], special=True)
         return [self._one(piece, ids) for piece, ids in zip(pieces, found, strict=True)]
 
     def finish(self) -> tuple[str, ...]:
         return ()
 
-    def _one(self, piece: Piece, ids: Ids) -> Tokens | str:
+    def _one(self, piece: Piece, ids: Ids) -> Made:
         if not ids:
             return _no_tokens()
-        return Tokens(_kept(ids, self._max_length, self._encoder.trailing), [], [], piece.label, len(ids))
+        return [Tokens(_kept(ids, self._max_length, self._encoder.trailing), [], [], piece.label, len(ids))]
