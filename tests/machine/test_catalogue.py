@@ -28,6 +28,8 @@ def test_the_catalogue_is_large_enough() -> None:
         ("4060ti 16gb", "rtx-4060-ti-16gb"), ("rtx4070tisuper", "rtx-4070-ti-super"), ("mi300x", "mi300x"), ("L40S", "l40s"),
         ("rtx 3090 24gb", "rtx-3090"), ("t4 16gb", "t4"), ("a100 80g", "a100-80gb"), ("A100 40G", "a100-40gb"), ("a100-sxm", "a100-80gb"),
         ("h100 sxm", "h100-sxm-80gb"), ("gtx 1080 ti", "gtx-1080-ti"), ("2080ti 22g", "rtx-2080-ti-22gb"), ("m2 max", "apple-m2-max-32gb"),
+        ("4090 laptop", "rtx-4090-laptop"), ("RTX 4060 Laptop GPU", "rtx-4060-laptop"), ("rtx 4070 mobile", "rtx-4070-laptop"),
+        ("NVIDIA GeForce RTX 3080 Laptop GPU", "rtx-3080-laptop-8gb"), ("rtx-3080-laptop-16gb", "rtx-3080-laptop-16gb"),
         ("a10g", "a10g"), ("RTX A6000", "rtx-a6000"), ("6000 Ada", "rtx-6000-ada"),
     ],
 )  # fmt: skip
@@ -99,6 +101,16 @@ def test_every_name_alias_and_driver_string_finds_its_entry(gpu: GPU) -> None:
     assert find_gpu(gpu.name).gpu is gpu
     for text in gpu.driver_names:
         assert gpu_of_driver(text, gpu.usable_bytes) is gpu
+
+
+def test_a_laptop_gpu_is_not_the_desktop_card_of_its_name() -> None:
+    desktop, laptop = find_gpu("rtx-4090").gpu, find_gpu("rtx-4090-laptop").gpu
+    assert (laptop.memory_bytes, laptop.multiprocessors) == (16 * GIB, 76)
+    assert laptop.dense_flops["fp16"] < desktop.dense_flops["fp16"] / 1.5
+    assert gpu_of_driver("NVIDIA GeForce RTX 4090 Laptop GPU", 16376 << 20) is laptop
+    assert gpu_of_driver("NVIDIA GeForce RTX 4090", 24076 << 20) is desktop
+    assert gpu_of_driver("NVIDIA GeForce RTX 3080 Laptop GPU", 15993 << 20) is find_gpu("rtx-3080-laptop-16gb").gpu
+    assert gpu_of_driver("NVIDIA GeForce RTX 3080 Laptop GPU", 7982 << 20) is find_gpu("rtx-3080-laptop-8gb").gpu
 
 
 @by_name

@@ -70,6 +70,11 @@ class GPU(Printable):
     note: str = ""
 
     @property
+    def is_laptop(self) -> bool:
+        """Whether it is soldered into a laptop, so that nobody rents or adds one."""
+        return "-laptop" in self.name
+
+    @property
     def sm(self) -> tuple[int, int] | None:
         """Compute capability as numbers: (7, 5)."""
         if self.compute_capability is None:

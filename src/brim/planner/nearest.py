@@ -257,7 +257,9 @@ def _larger_gpu(request: Request) -> Iterator[Change]:
     mine = request.where.gpu
     if mine is None:
         return
-    larger = [gpu for gpu in gpus() if gpu.backend == "cuda" and gpu.usable_bytes > request.where.limit_bytes]
+    larger = [
+        gpu for gpu in gpus() if gpu.backend == "cuda" and not gpu.is_laptop and gpu.usable_bytes > request.where.limit_bytes
+    ]
     needs: dict[object, int] = {}
     for gpu in sorted(larger, key=lambda gpu: gpu.usable_bytes):
         where = find_where(gpu, None, None)

@@ -126,8 +126,10 @@ class _Cards:
 
 
 def _catalogue() -> list[GPU]:
-    """Small to large. What the estimate has no memory model for is not recommended."""
-    return sorted((gpu for gpu in gpus() if gpu.backend == "cuda"), key=lambda gpu: (gpu.usable_bytes, -_flops(gpu)))
+    """Small to large. Laptop GPUs, and what the estimate has no memory model for, are not recommended."""
+    return sorted(
+        (gpu for gpu in gpus() if gpu.backend == "cuda" and not gpu.is_laptop), key=lambda gpu: (gpu.usable_bytes, -_flops(gpu))
+    )
 
 
 def _flops(gpu: GPU) -> float:
