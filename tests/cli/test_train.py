@@ -166,6 +166,8 @@ def test_a_dry_run_shows_everything_and_writes_nothing(model: Path, rows: Path, 
     folder = tmp_path / "run"
     ended = cli("train", str(model), "--data", str(rows), "--device", "cpu", "--memory", "160MiB", "--dry-run", "-o", str(folder))
     assert ended.code == 0, ended.err
+    first = "Effective batch: 32 sequences per optimizer step. Micro-batch: chosen to fit the memory."
+    assert first in ended.err.splitlines()[0]
     for words in (
         "Nothing was started",
         "Effective batch 32: none was given.",
@@ -175,6 +177,25 @@ def test_a_dry_run_shows_everything_and_writes_nothing(model: Path, rows: Path, 
     ):
         assert words in ended.out
     assert not folder.exists()
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_names_of_the_trainer_are_kept_in_the_card(model: Path, rows: Path, tmp_path: Path, cli: Cli) -> None:
+    ended = cli(
+        "train", "--model", str(model), "--train-file", str(rows), *QUICK, "--batch-size", "16", "--per-device-train-batch-size", "4",
+        "--grad-accum", "4", "--max_length", "100", "--lr", "1e-3", "--warmup-ratio", "0.5", "--adam-beta2", "0.95", "--run-name", "mine",
+        "--eval-strategy", "epoch", "--save-strategy", "steps", "--dry-run", "--json", "-o", str(tmp_path / "run"),
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    first = "Effective batch: 16 sequences per optimizer step. Micro-batch: 4 sequences in one forward pass, as given."
+    assert first in ended.err.splitlines()[0]
+    card = RunCard.from_json(ended.out)
+    assert (card.effective_batch, card.micro_batch, card.accumulation, card.data.max_length) == (16, 4, 4, 100)
+    recipe = card.recipe
+    assert (recipe.learning_rate, recipe.adam_beta1, recipe.adam_beta2, recipe.adam_epsilon) == (1e-3, 0.9, 0.95, 1e-8)
+    assert (recipe.warmup_steps, card.total_steps) == (3, 5)
+    assert card.options.run_name == "mine"
+    assert any("--run-name" in words for words in card.not_in_force)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -210,8 +231,9 @@ def test_a_pinned_micro_batch_that_does_not_fit_is_refused_with_its_bytes(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--max-length", "8", "--seq-len", "8"), "the same thing"),
+        (("--max-length", "8", "--seq-len", "9"), "to different values"),
         (("--probe", "x", "--no-probe"), "contradict"),
+        (("--adam-beta2", "0.95", "--optimizer", "lion"), "--adam-beta2: these belong to AdamW"),
         (("--columns", "question"), "source=COLUMN,target=COLUMN"),
         (("--sharding", "fsdp"), "--gpus N"),
         (("--plan", "nowhere.json"), "nowhere.json"),

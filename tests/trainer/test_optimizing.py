@@ -52,6 +52,15 @@ def test_an_optimizer_goes_on_exactly_from_its_saved_state(word: str) -> None:
     assert torch.equal(weights(model), weights(again))
 
 
+@pytest.mark.parametrize("word", ["adamw", "adamw-fused", "adamw-loop", "adamw-8bit"])
+def test_adamw_has_the_betas_and_the_epsilon_that_are_given(word: Any) -> None:
+    model = llama(**WIDE)
+    usual = made(word, model).param_groups[0]
+    assert (tuple(usual["betas"]), usual["eps"]) == ((0.9, 0.999), 1e-8)
+    given = make_optimizer(word, model, learning_rate=1e-2, weight_decay=0.0, betas=(0.8, 0.95), epsilon=1e-6).param_groups[0]
+    assert (tuple(given["betas"]), given["eps"]) == ((0.8, 0.95), 1e-6)
+
+
 def test_eight_bits_are_eight_bits() -> None:
     model = llama(**WIDE)
     optimizer = made("adamw-8bit", model)

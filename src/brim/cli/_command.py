@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from brim import locale
+from brim.cli._aliases import in_our_spelling
 from brim.cli._config import defaults_from
 from brim.cli._verbs import GROUPS, VERBS
 from brim.errors import UsageError
@@ -43,8 +44,8 @@ class Option(click.Option):
     ) -> None:
         """Declare an option.
 
-        `config_names` are further names for it in config files; `config_words` are names whose values have words of their own: for each the
-        word of brim, or None where it says nothing (`fp16: false`).
+        `config_names` are further names for it, in config files and as flags; `config_words` are names whose values have words of
+        their own: for each the word of brim, None where it changes nothing (`fp16: false`), or why it is `Refused`.
         """
         super().__init__(*names, **settings)
         self.config_names = tuple(config_names)
@@ -91,6 +92,8 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the config file's values between the defaults and the flags, then parse."""
+        if ctx.allow_interspersed_args:  # else what follows is somebody else's command
+            args = in_our_spelling(args, self.params)
         path = value_of("--config", args)
         path = os.environ.get("BRIM_CONFIG") or None if path is None else path
         if path is not None and not {"-h", "--help"} & set(args):

@@ -1,7 +1,7 @@
 """The config file: one YAML mapping for all verbs; default < file < flag.
 
-Keys are the names of the options with `_` for `-`, or the names that Transformers and TRL give the same thing where they exist
-(an option lists those as `config_names`). A key that no verb knows is an error with a suggestion, because a misspelt setting that
+Keys are the names of the options with `_` for `-`, or the names that other tools give the same thing (an option lists those as
+`config_names` and `config_words`). A key that no verb knows is an error with a suggestion, because a misspelt setting that
 is silently ignored is the very thing that brim is against. A key that only another verb uses is said on stderr and passed over.
 """
 
@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from brim.cli._aliases import MODEL_NAMES, is_same, meaning_of
 from brim.cli._output import note
 from brim.cli._verbs import VERBS
-from brim.errors import ConfigError
+from brim.errors import ConfigError, UsageError
 from brim.locale import _, sentences
 
 if TYPE_CHECKING:
@@ -44,14 +45,16 @@ def defaults_from(path: str, command: click.Command, ctx: click.Context) -> dict
             unused.append(key)
             continue
         assert parameter.name is not None
-        if parameter.name in spelled:
-            text = _("{path}: {first} and {second} set the same thing; keep one.")
-            raise ConfigError(text.format(path=path, first=spelled[parameter.name], second=key))
-        spelled[parameter.name] = key
         if value is not None:
             _check(path, key, value, parameter, ctx)
             value = [value] if parameter.multiple and isinstance(value, str) else value
-            defaults[parameter.name] = not value if _is_negative(key, parameter) else value
+            value = not value if _is_negative(key, parameter) else value
+        if parameter.name in spelled and not is_same(parameter, defaults.get(parameter.name), value):
+            text = _("{path}: {first} and {second} set the same thing to different values; keep one.")
+            raise ConfigError(text.format(path=path, first=spelled[parameter.name], second=key))
+        spelled[parameter.name] = key
+        if value is not None:
+            defaults[parameter.name] = value
     if unused:
         text = _("{path}: not used by `brim {verb}`: {keys}.")
         note(text.format(path=path, verb=ctx.info_name, keys=", ".join(unused)))
@@ -115,15 +118,18 @@ def _loader() -> type[Any]:
 def _names(command: click.Command) -> dict[str, click.Parameter]:
     """Every spelling of a command's settings in a config file."""
     names: dict[str, click.Parameter] = {}
+    own: dict[str, click.Parameter] = {}  # an option's own name wins over the alias of another
     for parameter in command.params:
         if parameter.name is None or parameter.name in _NOT_FROM_FILES:
             continue
         flags = [
             flag.lstrip("-").replace("-", "_") for flag in parameter.opts + parameter.secondary_opts if flag.startswith("--")
         ]
-        for name in (parameter.name, *flags, *getattr(parameter, "config_names", ()), *getattr(parameter, "config_words", {})):
-            names[name] = parameter
-    return names
+        names |= dict.fromkeys((*getattr(parameter, "config_names", ()), *getattr(parameter, "config_words", {})), parameter)
+        own |= dict.fromkeys((parameter.name, *flags), parameter)
+        if isinstance(parameter, click.Argument) and parameter.name == "model":
+            names |= dict.fromkeys(MODEL_NAMES, parameter)
+    return names | own
 
 
 def _in_our_words(path: str, key: str, value: Any, parameter: click.Parameter) -> Any:
@@ -131,14 +137,10 @@ def _in_our_words(path: str, key: str, value: Any, parameter: click.Parameter) -
     words = getattr(parameter, "config_words", {}).get(key.replace("-", "_"))
     if words is None:
         return value
-    if not isinstance(value, str | bool) or value not in words:
-        known = ", ".join(str(word).lower() if isinstance(word, bool) else str(word) for word in words)
-        raise ConfigError(
-            _("{path}: {key}: {value!r} has no counterpart here; {known} have.").format(
-                path=path, key=key, value=value, known=known
-            )
-        )
-    return words[value]
+    try:
+        return meaning_of(key, value, words)
+    except UsageError as error:
+        raise ConfigError(_("{path}: {why}").format(path=path, why=error.message), hint=error.hint) from error
 
 
 def _is_negative(key: str, parameter: click.Parameter) -> bool:

@@ -28,7 +28,7 @@ _WIDEST_BAR, _NARROWEST_BAR, _BESIDE_A_BAR = 28, 8, 44
 
 def plan_blocks(plan: Plan, command_line: str = "") -> Iterator[RenderableType]:
     """The whole answer; `command_line` is what an option that would help is to be added to."""
-    yield from (headline(plan.workload, plan.machine), "")
+    yield from (headline(plan.workload, plan.machine, plan.best.micro_batch if plan.best is not None else None), "")
     if plan.best is None:
         yield from nothing_fits(plan, command_line or f"brim plan {shlex.quote(plan.workload.model)}")
     else:
@@ -62,7 +62,7 @@ def emitted_lines(found: Emitted) -> Iterator[str]:
         yield _("Note: {text}").format(text=text)
 
 
-def headline(workload: Workload, machine: Machine) -> str:
+def headline(workload: Workload, machine: Machine, micro_batch: int | None = None) -> str:
     """What is trained, and where."""
     shape = str(workload.max_length) + (f" -> {workload.target_length}" if workload.target_length is not None else "")
     words = [
@@ -71,6 +71,8 @@ def headline(workload: Workload, machine: Machine) -> str:
         _("{shape} tokens").format(shape=shape),
         _("effective batch {count}").format(count=workload.effective_batch),
     ]
+    if micro_batch is not None:
+        words.append(_("micro-batch {count}").format(count=micro_batch))
     if workload.freeze:
         words.append(_("frozen: {patterns}").format(patterns=" ".join(workload.freeze)))
     if not machine.accelerators:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from brim.cli._aliases import Refused
 from brim.cli._command import Size, option
 from brim.cli._numbers import POSITIVE, Number
 from brim.locale import N_
@@ -56,16 +57,37 @@ _OPTIM = {
 }  # fmt: skip
 """`optim` of Transformers' TrainingArguments."""
 _ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash2"}
+_YES_OR_NOTHING: dict[str, dict[Any, Any]] = {
+    name: {True: method, False: None}
+    for name, method in {
+        "lora": "lora", "use_peft": "lora", "qlora": "qlora", "load_in_4bit": "qlora", "load_in_8bit": "lora-8bit",
+    }.items()
+}  # fmt: skip
+_METHODS = {
+    **_YES_OR_NOTHING,
+    "finetuning_type": {"full": "full", "lora": "lora"},
+    "adapter": {"lora": "lora", "qlora": "qlora"},
+}
+"""peft, TRL and transformers; LLaMA-Factory; axolotl."""
+MICRO_BATCH_NAMES = (
+    "per_device_train_batch_size", "per_device_batch_size", "micro_batch_size", "train_micro_batch_size_per_gpu",
+)  # fmt: skip
+LENGTH_NAMES = ("max_seq_length", "max_seq_len", "cutoff_len", "sequence_len", "model_max_length", "block_size")
+EPOCHS_NAMES = ("num_train_epochs", "num_epochs", "max_epochs")
+_FOUND_ANYWAY = N_("Leave it out: the micro-batch is chosen to fit, and split where memory runs out; the effective batch stays.")
 
 MICRO_BATCH = option(
     "--micro-batch",
     **POSITIVE,
-    config_names=("per_device_train_batch_size", "micro_batch_size"),
+    config_names=MICRO_BATCH_NAMES,
+    config_words={"auto_find_batch_size": {False: None, True: Refused(_FOUND_ANYWAY)}},
     help=N_("Sequences in one forward pass on one device. Default: 1."),
 )
 STEP_OPTIONS = (
     option("--task", type=click.Choice(get_args(Task)), help=N_("What the model learns. Default: the model's own task.")),
-    option("--method", type=click.Choice(get_args(Method)), help=N_("Which weights train. Default: full.")),
+    option(
+        "--method", type=click.Choice(get_args(Method)), config_words=_METHODS, help=N_("Which weights train. Default: full.")
+    ),
     option("--lora-rank", **POSITIVE, config_names=("lora_r",), help=N_("Rank of the adapters. Default: 8, as in peft.")),
     option("--lora-alpha", **POSITIVE, help=N_("Adapters are scaled by alpha / rank. Default: twice the rank.")),
     option("--lora-dropout", type=Number(0, below=1), metavar="X", help=N_("Dropout before the adapters. Default: 0.")),
@@ -73,7 +95,8 @@ STEP_OPTIONS = (
         "--lora-targets",
         type=Words(),
         metavar="NAMES",
-        config_names=("lora_target_modules", "lora_target"),
+        config_names=("lora_target_modules", "lora_target", "target_modules"),
+        config_words={"lora_target_linear": {True: "all-linear", False: None}},
         help=N_("Modules that get adapters: q_proj,v_proj or all-linear. Default: peft's choice for the model."),
     ),
     option("--lora-dtype", type=click.Choice(_DTYPES), help=N_("Dtype of the adapters. Default: as peft makes them.")),
@@ -91,9 +114,10 @@ STEP_OPTIONS = (
     MICRO_BATCH,
     option(
         "--seq-len",
+        "--max-length",
         **POSITIVE,
-        config_names=("max_length", "max_seq_length", "cutoff_len", "sequence_len"),
-        help=N_("Tokens of a sequence, padding included. Default: 2048."),
+        config_names=LENGTH_NAMES,
+        help=N_("Tokens of a sequence, padding included; longer ones are cut. Default: 2048, or what the model has."),
     ),
     option(
         "--target-len",
@@ -103,14 +127,19 @@ STEP_OPTIONS = (
     ),
     option(
         "--accumulation",
+        "--grad-accum",
         **POSITIVE,
-        config_names=("gradient_accumulation_steps",),
+        config_names=("gradient_accumulation_steps", "gradient_accumulation", "grad_accum_steps", "accumulation_steps"),
         help=N_("Micro-batches per optimizer step. Default: 1."),
     ),
     option(
         "--precision",
         type=click.Choice(get_args(Precision)),
-        config_words={"bf16": {True: "amp-bf16", False: None}, "fp16": {True: "amp-fp16", False: None}},
+        config_words={
+            "bf16": {True: "amp-bf16", False: None},
+            "fp16": {True: "amp-fp16", False: None},
+            "mixed_precision": {"bf16": "amp-bf16", "fp16": "amp-fp16", "no": "fp32"},
+        },
         help=N_("bf16, fp16: weights in half precision; amp-*: autocast. Default: fp32."),
     ),
     option(
@@ -122,14 +151,14 @@ STEP_OPTIONS = (
     option(
         "--checkpointing",
         type=Checkpoints(),
-        config_words={"gradient_checkpointing": {True: "full", False: "none"}},
+        config_words={name: {True: "full", False: "none"} for name in ("gradient_checkpointing", "grad_checkpointing")},
         metavar="none|full|every:N",
         help=N_("Activation checkpointing. Default: none."),
     ),
     option(
         "--attention",
         type=click.Choice(get_args(Attention)),
-        config_words={"attn_implementation": _ATTENTION},
+        config_words={"attn_implementation": _ATTENTION, "flash_attention": {True: "flash2", False: None}},
         help=N_("Default: sdpa, or eager where the model has no sdpa."),
     ),
     option(
@@ -142,13 +171,13 @@ STEP_OPTIONS = (
         "--max-grad-norm",
         type=Number(0),
         metavar="X",
-        config_names=("max_grad_norm",),
+        config_names=("gradient_clipping", "grad_clip", "clip_grad_norm"),
         help=N_("Gradient clipping; 0 for none. Default: 1.0."),
     ),
     option(
         "--eval-batch",
         **POSITIVE,
-        config_names=("per_device_eval_batch_size",),
+        config_names=("per_device_eval_batch_size", "eval_batch_size"),
         help=N_(
             "Sequences in a step of evaluation. Default: the micro-batch in `brim train`; predictions then count no evaluation."
         ),
@@ -160,13 +189,18 @@ STEP_OPTIONS = (
     ),
     option("--offload", type=click.Choice(get_args(Offload)), help=N_("What lives in the host's memory. Default: none.")),
     option("--gradient-as-bucket-view", is_flag=True, default=None, help=N_("DDP: gradients are views of its buckets.")),
-    option("--gpus", **POSITIVE, help=N_("GPUs in each node. Default: 1, or what --gpu says (t4*2).")),
-    option("--nodes", **POSITIVE, help=N_("Default: 1.")),
+    option(
+        "--gpus",
+        **POSITIVE,
+        config_names=("num_gpus", "nproc_per_node"),
+        help=N_("GPUs in each node. Default: 1, or what --gpu says (t4*2)."),
+    ),
+    option("--nodes", **POSITIVE, config_names=("num_nodes", "nnodes", "num_machines"), help=N_("Default: 1.")),
 )
 
 DEVICE_OPTIONS = (
     option("--gpu", metavar="NAME", help=N_("A GPU of the catalogue: t4, rtx-3090, rtx-3080-20gb*2, 24GiB.")),
-    option("--memory", type=Size(), help=N_("Limit of the device's memory: 12GiB.")),
+    option("--memory", type=Size(), config_names=("vram",), help=N_("Limit of the device's memory: 12GiB.")),
     option("--device", type=click.Choice(["cpu", "cuda"]), help=N_("cpu: train on the CPU. cuda: the GPU of this machine.")),
 )
 

@@ -56,7 +56,9 @@ RULE_SCHEMA, RULES_SCHEMA = "brim.rule/1", "brim.rules/1"
 @option("--gpu", metavar="NAME", help=N_("The GPU that it will run on: t4, rtx-3090, rtx-3080-20gb*2, 24GiB."))
 @option("--gpus", type=WholeNumber(1), metavar="N", help=N_("How many GPUs. Default: what the config or --gpu says."))
 @option("--model", metavar="NAME", help=N_("The model that a config trains, where it does not say."))
-@option("--seq-len", type=WholeNumber(1), metavar="N", help=N_("Tokens of a sequence, where a config does not say."))
+@option(
+    "--seq-len", "--max-length", type=WholeNumber(1), metavar="N", help=N_("Tokens of a sequence, where a config does not say.")
+)
 @option("--predict/--no-predict", default=True, help=N_("Whether the memory of configs is predicted. Default: yes."))
 @option(
     "-o", "--output", metavar="FILE", help=N_("Write the result there: SARIF with --format sarif, a diff with --diff, else JSON.")

@@ -21,6 +21,7 @@ from brim.locale import N_, _
 @click.argument("words", metavar="-- COMMAND...", nargs=-1, type=click.UNPROCESSED)
 @option(
     "--effective-batch",
+    "--batch-size",
     type=WholeNumber(1),
     metavar="N",
     help=N_("Sequences per optimizer step that you configured, where the script does not say it."),

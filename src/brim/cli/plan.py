@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from brim.cli._aliases import BATCH_NAMES, DATA_NAMES, TOKENIZER_NAMES
 from brim.cli._command import Size, option, verb
 from brim.cli._numbers import POSITIVE, Number
 from brim.cli._output import note, print_json, show
 from brim.cli._progress import progress
-from brim.cli._step_options import DEVICE_OPTIONS, STEP_OPTIONS, Words, given_settings, with_options
+from brim.cli._step_options import DEVICE_OPTIONS, EPOCHS_NAMES, STEP_OPTIONS, Words, given_settings, with_options
 from brim.errors import UsageError
 from brim.locale import N_, _
 
@@ -25,14 +26,21 @@ if TYPE_CHECKING:
 
 EFFECTIVE_BATCH = option(
     "--effective-batch",
+    "--batch-size",
     **POSITIVE,
-    config_names=("global_batch_size", "train_batch_size"),
+    config_names=BATCH_NAMES,
     help=N_("Sequences per optimizer step over all GPUs, kept exactly. Default: 32, or micro-batch x accumulation x GPUs."),
 )
-DATA = option("--data", metavar="FILE", help=N_("jsonl, json, parquet, csv or a datasets folder: its real lengths decide."))
+DATA = option(
+    "--data",
+    metavar="FILE",
+    config_names=DATA_NAMES,
+    help=N_("jsonl, json, parquet, csv or a datasets folder: its real lengths decide."),
+)
 TOKENIZER = option(
     "--tokenizer",
     metavar="NAME",
+    config_names=TOKENIZER_NAMES,
     help=N_("Folder, tokenizer.json or Hub id. Default: the one in the model's folder; else tokens are guessed from characters."),
 )
 MARGIN = option(
@@ -50,7 +58,7 @@ WORKLOAD_OPTIONS = (
         "--epochs",
         type=Number(above=0),
         metavar="X",
-        config_names=("num_train_epochs", "num_epochs"),
+        config_names=EPOCHS_NAMES,
         help=N_("Default: 1."),
     ),
     option(
@@ -62,6 +70,7 @@ WORKLOAD_OPTIONS = (
     ),
     option(
         "--learning-rate",
+        "--lr",
         type=Number(above=0),
         metavar="X",
         help=N_("Learning rate of the recipe."),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from brim.cli._aliases import BATCH_NAMES, DATA_NAMES, TOKENIZER_NAMES
 from brim.cli._command import Size, option, verb
 from brim.cli._numbers import POSITIVE, Number, WholeNumber
 from brim.cli._output import note, print_json, show
@@ -22,21 +23,28 @@ if TYPE_CHECKING:
 
 
 PROBE_OPTIONS = (
-    option("--data", metavar="FILE", help=N_("jsonl, json, parquet, csv or a datasets folder: its real lengths are run.")),
+    option(
+        "--data",
+        metavar="FILE",
+        config_names=DATA_NAMES,
+        help=N_("jsonl, json, parquet, csv or a datasets folder: its real lengths are run."),
+    ),
     option(
         "--tokenizer",
         metavar="NAME",
+        config_names=TOKENIZER_NAMES,
         help=N_(
             "Folder, tokenizer.json or Hub id. Default: the one in the model's folder; else tokens are guessed from characters."
         ),
     ),
     option("--device", type=click.Choice(["cpu", "cuda"]), help=N_("cpu: train on the CPU. cuda: the GPU of this machine.")),
-    option("--memory", type=Size(), help=N_("Hard limit of what the step may take: 2GiB.")),
+    option("--memory", type=Size(), config_names=("vram",), help=N_("Hard limit of what the step may take: 2GiB.")),
     option("--gpu-index", type=WholeNumber(0), metavar="I", help=N_("Which GPU of this machine. Default: 0.")),
     option(
         "--effective-batch",
+        "--batch-size",
         **POSITIVE,
-        config_names=("global_batch_size", "train_batch_size"),
+        config_names=BATCH_NAMES,
         help=N_("Sequences per optimizer step: sizes are compared at it, and none is larger. Default: one micro-batch a step."),
     ),
     option(

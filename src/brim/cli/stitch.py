@@ -10,7 +10,7 @@ from click.core import ParameterSource
 from brim.cli._command import option, verb
 from brim.cli._numbers import POSITIVE
 from brim.cli._output import note, print_json, quiet_libraries, work_is_done, working
-from brim.cli._step_options import DEVICE_OPTIONS, with_options
+from brim.cli._step_options import DEVICE_OPTIONS, LENGTH_NAMES, MICRO_BATCH_NAMES, with_options
 from brim.errors import EXIT_FAILED, EXIT_OK, UsageError
 from brim.locale import N_, _
 
@@ -37,14 +37,15 @@ STITCH_OPTIONS = (
     option("--force", is_flag=True, help=N_("Replace the model that is in DIR already.")),
     option(
         "--seq-len",
+        "--max-length",
         **POSITIVE,
-        config_names=("max_length", "max_seq_length", "cutoff_len", "sequence_len"),
+        config_names=LENGTH_NAMES,
         help=N_("--dry-run: tokens of a sequence, padding included. Default: 2048."),
     ),
     option(
         "--micro-batch",
         **POSITIVE,
-        config_names=("per_device_train_batch_size", "micro_batch_size"),
+        config_names=MICRO_BATCH_NAMES,
         help=N_("--dry-run: sequences in one forward pass on one device. Default: 1."),
     ),
 )

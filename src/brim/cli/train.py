@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from brim.cli._aliases import in_our_spelling
-from brim.cli._command import Command, Size, option
+from brim.cli._aliases import BATCH_NAMES, DATA_NAMES, TOKENIZER_NAMES, Refused
+from brim.cli._command import Size, option, verb
 from brim.cli._numbers import ABOVE_ZERO, COUNT, POSITIVE, Number
 from brim.cli._output import note, print_json, quiet_libraries, work_is_done
-from brim.cli._step_options import STEP_OPTIONS, Words, given_settings, with_options
+from brim.cli._step_options import EPOCHS_NAMES, STEP_OPTIONS, Words, given_settings, with_options
 from brim.errors import EXIT_FAILED, EXIT_INTERRUPTED, BrimError, UsageError
 from brim.locale import N_, _
 from brim.machine.screen import redraw
@@ -22,6 +22,15 @@ if TYPE_CHECKING:
     from brim.records import RunCard, TrainingResult
 
 _SCHEDULES = ("linear", "cosine", "constant", "constant-with-warmup", "inverse-sqrt", "polynomial")
+_SCHEDULE_WORDS = {name.replace("-", "_"): name for name in _SCHEDULES}
+
+_ALL_ROWS = N_("Leave it out: every row is trained on, and the last step of an epoch may have fewer sequences.")
+_LAST_MODEL = N_("Leave it out: the model of the last step is saved; earlier ones are in RUN/checkpoint-N.")
+_LOGGED_BY_STEPS = N_("Write --logging-steps N.")
+_NO_OVERWRITING = N_("Remove the folder, choose another with -o, or resume the run in it with --resume.")
+_NO_UPLOAD = N_("Leave it out: brim uploads nothing. The folder of the run can be uploaded with `hf upload`.")
+_SAVED_BY_STEPS = N_("Write --save-steps N; --keep 1 keeps one checkpoint only.")
+_SORTED = N_("Leave it out: brim sorts by length inside each optimizer step, and never across steps.")
 
 
 class Columns(click.ParamType[dict[str, str]]):
@@ -57,7 +66,12 @@ class Several(click.ParamType[Any]):
 
 
 DATA_OPTIONS = (
-    option("--data", metavar="FILE", help=N_("jsonl, json, parquet, csv, text, a datasets folder, or a folder of such files.")),
+    option(
+        "--data",
+        metavar="FILE",
+        config_names=DATA_NAMES,
+        help=N_("jsonl, json, parquet, csv, text, a datasets folder, or a folder of such files."),
+    ),
     option(
         "--columns",
         type=Columns(),
@@ -66,12 +80,11 @@ DATA_OPTIONS = (
             "What columns mean: source=question,target=answer; also text, label, messages. Default: recognised by their names."
         ),
     ),
-    option("--tokenizer", metavar="NAME", help=N_("Folder or Hub id. Default: the model's own.")),
     option(
-        "--max-length",
-        **POSITIVE,
-        config_names=("max_seq_length", "cutoff_len", "sequence_len", "model_max_length"),
-        help=N_("Tokens of a sequence; longer ones are cut, and counted. Default: 2048, or what the model has."),
+        "--tokenizer",
+        metavar="NAME",
+        config_names=TOKENIZER_NAMES,
+        help=N_("Folder or Hub id. Default: the model's own."),
     ),
     option(
         "--loss-on",
@@ -79,11 +92,17 @@ DATA_OPTIONS = (
         help=N_("Which tokens are learnt. Default: those of the answer, where rows tell it apart."),
     ),
     option("--max-bad", **COUNT, help=N_("Bad rows that may be left out. Default: 0, so that the first one is an error.")),
-    option("--eval-data", metavar="FILE", config_names=("validation_file",), help=N_("Rows to evaluate on.")),
+    option(
+        "--eval-data",
+        metavar="FILE",
+        config_names=("validation_file", "eval_file", "eval_dataset"),
+        config_words={"load_best_model_at_end": {False: None, True: Refused(_LAST_MODEL)}},
+        help=N_("Rows to evaluate on."),
+    ),
     option(
         "--eval-split",
         **ABOVE_ZERO,
-        config_names=("val_size", "val_set_size"),
+        config_names=("val_size", "val_set_size", "test_size"),
         help=N_("Hold rows of --data out to evaluate on: a share below 1, or a number. The seed chooses them."),
     ),
 )
@@ -91,35 +110,62 @@ DATA_OPTIONS = (
 RECIPE_OPTIONS = (
     option(
         "--effective-batch",
+        "--batch-size",
         **POSITIVE,
-        config_names=("global_batch_size", "train_batch_size"),
+        config_names=BATCH_NAMES,
+        config_words={"group_by_length": {False: None, True: Refused(_SORTED)}},
         help=N_("Sequences per optimizer step, kept exactly. Default: micro-batch x accumulation x processes if given, else 32."),
     ),
-    option("--epochs", **ABOVE_ZERO, config_names=("num_train_epochs", "num_epochs"), help=N_("Default: 1.")),
-    option("--max-steps", **POSITIVE, help=N_("Stop after so many optimizer steps, whatever --epochs says.")),
+    option(
+        "--epochs",
+        **ABOVE_ZERO,
+        config_names=EPOCHS_NAMES,
+        config_words={"dataloader_drop_last": {False: None, True: Refused(_ALL_ROWS)}},
+        help=N_("Default: 1."),
+    ),
+    option(
+        "--max-steps",
+        **POSITIVE,
+        config_names=("max_train_steps", "steps"),
+        help=N_("Stop after so many optimizer steps, whatever --epochs says."),
+    ),
     option(
         "--seed", **COUNT, config_names=("data_seed",), help=N_("Decides the order of the data and new weights. Default: 42.")
     ),
-    option("--learning-rate", **ABOVE_ZERO, config_names=("lr",), help=N_("Default: 5e-5, and 2e-4 for adapters.")),
+    option("--learning-rate", "--lr", **ABOVE_ZERO, help=N_("Default: 5e-5, and 2e-4 for adapters.")),
     option(
         "--schedule",
         type=click.Choice(_SCHEDULES),
-        config_words={"lr_scheduler_type": {name.replace("-", "_"): name for name in _SCHEDULES}},
+        config_words=dict.fromkeys(("lr_scheduler_type", "lr_scheduler", "scheduler"), _SCHEDULE_WORDS),
         help=N_("How the learning rate falls. Default: linear."),
     ),
     option(
         "--warmup",
         type=Number(0),
         metavar="X",
-        config_names=("warmup_steps", "warmup_ratio"),
+        config_names=("warmup_steps", "num_warmup_steps"),
         help=N_("Steps over which the learning rate rises; below 1, a share of all steps. Default: 0."),
     ),
-    option("--weight-decay", type=Number(0), metavar="X", help=N_("On matrices. Default: 0.")),
+    option("--warmup-ratio", type=Number(0, below=1), metavar="X", hidden=True),
+    option("--weight-decay", type=Number(0), metavar="X", config_names=("wd",), help=N_("On matrices. Default: 0.")),
+    option("--adam-beta1", type=Number(0, below=1), metavar="X", help=N_("AdamW. Default: 0.9.")),
+    option("--adam-beta2", type=Number(0, below=1), metavar="X", help=N_("AdamW. Default: 0.999.")),
+    option("--adam-epsilon", type=Number(0), metavar="X", help=N_("AdamW. Default: 1e-8.")),
     option("--from-scratch", is_flag=True, default=None, help=N_("Draw fresh weights by the seed: config.json is then enough.")),
 )
 
 RUN_OPTIONS = (
-    option("-o", "--output", metavar="DIR", config_names=("output_dir",), help=N_("Default: ./brim-runs/MODEL-TIME.")),
+    option(
+        "-o",
+        "--output",
+        metavar="DIR",
+        config_names=("output_dir",),
+        config_words={
+            "push_to_hub": {False: None, True: Refused(_NO_UPLOAD)},
+            "overwrite_output_dir": {False: None, True: Refused(_NO_OVERWRITING)},
+        },
+        help=N_("Default: ./brim-runs/MODEL-TIME."),
+    ),
     option(
         "--resume",
         metavar="DIR",
@@ -134,6 +180,7 @@ RUN_OPTIONS = (
     option(
         "--memory",
         type=Several(Size()),
+        config_names=("vram",),
         metavar="SIZE",
         help=N_(
             "Limit of the device's memory; on the CPU a hard one, beyond the process itself: 2GiB. With several processes also one for "
@@ -145,14 +192,23 @@ RUN_OPTIONS = (
     option(
         "--workers",
         **COUNT,
-        config_names=("dataloader_num_workers",),
+        config_names=("dataloader_num_workers", "num_workers"),
         help=N_("Processes that load data. Default: as measured."),
     ),
-    option("--save-steps", **POSITIVE, help=N_("Steps between checkpoints. Default: ten in a run, at most 500 apart.")),
+    option(
+        "--save-steps",
+        **POSITIVE,
+        config_words={"save_strategy": {"steps": None, **dict.fromkeys(("no", "epoch", "best"), Refused(_SAVED_BY_STEPS))}},
+        help=N_("Steps between checkpoints. Default: ten in a run, at most 500 apart."),
+    ),
     option("--keep", **POSITIVE, config_names=("save_total_limit",), help=N_("Checkpoints that are kept. Default: 2.")),
     option(
-        "--logging-steps", **POSITIVE, help=N_("Steps between lines on the screen. Default: fifty in a run, at most 10 apart.")
+        "--logging-steps",
+        **POSITIVE,
+        config_words={"logging_strategy": {"steps": None, **dict.fromkeys(("no", "epoch"), Refused(_LOGGED_BY_STEPS))}},
+        help=N_("Steps between lines on the screen. Default: fifty in a run, at most 10 apart."),
     ),
+    option("--eval-strategy", type=click.Choice(["no", "epoch", "steps"]), config_names=("evaluation_strategy",), hidden=True),
     option("--eval-steps", **POSITIVE, help=N_("Steps between evaluations. Default: after each epoch, and at the end.")),
     option(
         "--report-to",
@@ -160,6 +216,7 @@ RUN_OPTIONS = (
         metavar="NAMES",
         help=N_("Trackers of the Trainer: tensorboard, wandb, mlflow. Default: none."),
     ),
+    option("--run-name", metavar="NAME", help=N_("Name of the run in the trackers of --report-to.")),
     option(
         "--launch",
         type=click.Choice(["torchrun", "accelerate"]),
@@ -174,7 +231,12 @@ RUN_OPTIONS = (
             "BRIM_RENDEZVOUS_SECRET."
         ),
     ),
-    option("--node-rank", **COUNT, help=N_("With --nodes: which machine this is. Default: as Slurm says.")),
+    option(
+        "--node-rank",
+        **COUNT,
+        config_names=("machine_rank",),
+        help=N_("With --nodes: which machine this is. Default: as Slurm says."),
+    ),
     option(
         "--speeds",
         type=Several(click.FLOAT),
@@ -186,28 +248,14 @@ RUN_OPTIONS = (
 )
 
 
-class TrainCommand(Command):
-    """Takes Transformers' spellings as well."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """In our spelling, then as ever."""
-        return super().parse_args(ctx, in_our_spelling(args, self.params))
-
-
-@click.command(
-    cls=TrainCommand,
-    help=N_(
+@verb(
+    N_(
         "Fine-tune MODEL on a data file, at exactly the effective batch you ask for, within the memory that there is.\n\nMODEL is a "
         "folder, a Hub id, a catalogue name, or module:function. The way: tokens, plan, proofs, a short probe, training, evaluation, the "
         "saved model, a report. What you give is pinned; the rest is chosen, whatever default is named below. --micro-batch is used as "
-        "given or refused. Ctrl-C ends after the step and keeps it; `--resume DIR` goes on. Transformers' names of options are understood "
-        "too. Exit code 1: it does not fit, or it failed."
-    ),
-    context_settings={
-        "help_option_names": ["-h", "--help"],
-        "token_normalize_func": lambda word: word.replace("_", "-"),
-        "max_content_width": 120,
-    },
+        "given or refused. Ctrl-C ends after the step and keeps it; `--resume DIR` goes on. Many names of Transformers, TRL and "
+        "peft are understood too (docs/names.md). Exit code 1: it does not fit, or it failed."
+    )
 )
 @click.argument("model", required=False)
 @with_options(DATA_OPTIONS, RECIPE_OPTIONS, RUN_OPTIONS, STEP_OPTIONS)
@@ -247,16 +295,30 @@ def command(ctx: click.Context, /, model: str | None, as_json: bool, **options: 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
     """As `brim.train` takes it."""
     given = given_settings(options)
-    if "max_length" in given:
-        if "seq_len" in given:
-            raise UsageError(_("--max-length and --seq-len are the same thing: give one."))
-        given["seq_len"] = given.pop("max_length")
+    _check_evaluation(given, given.pop("eval_strategy", None))
+    if "warmup_ratio" in given:
+        if "warmup" in given:
+            raise UsageError(_("--warmup-ratio and --warmup both say how long the learning rate rises: give one."))
+        given["warmup"] = given.pop("warmup_ratio")
     for name in ("probe", "verify"):
         if given.pop(f"no_{name}", None):
             if name in given:
                 raise UsageError(_("--probe and --no-probe contradict each other."))
             given[name] = False
     return given
+
+
+def _check_evaluation(given: dict[str, Any], strategy: str | None) -> None:
+    """`eval_strategy` of Transformers against what decides here: whether there are rows to evaluate on, and `--eval-steps`."""
+    if strategy == "steps" and "eval_steps" not in given:
+        raise UsageError(_("--eval-strategy steps needs --eval-steps N."))
+    if strategy == "epoch" and "eval_steps" in given:
+        raise UsageError(_("--eval-strategy epoch and --eval-steps contradict each other: give one."))
+    if strategy == "no" and {"eval_data", "eval_split", "eval_steps"} & given.keys():
+        raise UsageError(
+            _("--eval-strategy no, and rows to evaluate on are given."),
+            hint=_("Leave --eval-data, --eval-split and --eval-steps out."),
+        )
 
 
 def _is_first_rank() -> bool:

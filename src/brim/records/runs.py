@@ -50,6 +50,10 @@ class TrainingRecipe:
     max_steps: PositiveInt | None = None
     """Stop after so many optimizer steps, whatever `epochs` says."""
     weight_decay: NonNegative = 0.0
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    adam_epsilon: NonNegative = 1e-8
+    """Of AdamW; other optimizers do not read them."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     seed: Count = 42
     loss_on: LossOn = "answer"
@@ -120,6 +124,8 @@ class RunOptions:
     eval_split: float | int | None = None
     """Rows of the training data that are held out: a share below 1, or a number of rows."""
     report_to: tuple[str, ...] = ()
+    run_name: str | None = None
+    """In the trackers of `report_to`; None: their own choice."""
     from_scratch: bool = False
     trust_remote_code: bool = False
     packed: bool = False

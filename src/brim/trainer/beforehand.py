@@ -36,6 +36,11 @@ def refuse_beforehand(request: TrainRequest, usual: Settings, device: str) -> No
 
     if request.report_to:
         _refuse_unknown_trackers(request.report_to)
+    adam = [name for name in ("adam_beta1", "adam_beta2", "adam_epsilon") if name in request.asked]
+    if adam and "adamw" not in usual.optimizer:
+        text = _("{options}: these belong to AdamW, and the optimizer is {optimizer}.")
+        flags = ", ".join("--" + name.replace("_", "-") for name in adam)
+        raise UsageError(text.format(options=flags, optimizer=usual.optimizer))
     refuse_what_cannot_train(request.model, usual, device=device, from_scratch=request.from_scratch)
 
 

@@ -21,5 +21,5 @@ def command_of(asked: Mapping[str, Any]) -> tuple[str, ...]:
         elif name == "columns":
             told[name] = ",".join(f"{role}={column}" for role, column in value.items())
         else:
-            told["max_length" if name == "seq_len" else name] = value
+            told[name] = value
     return ("brim", "train", str(asked["model"]), *flags_of(told))

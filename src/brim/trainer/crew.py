@@ -23,11 +23,16 @@ _ALIKE = 0.03
 _NODE_RANK = ("SLURM_NODEID", "NODE_RANK", "GROUP_RANK")
 
 
+def planned_in(path: Path) -> Plan:
+    """The plan of `--plan`: a file, or the folder that `brim plan -o` wrote."""
+    return Plan.read(path / "plan.json" if path.is_dir() else path)
+
+
 def as_planned(request: TrainRequest) -> TrainRequest:
     """With the processes and the engine of the plan that was given, where flags say nothing else."""
     if request.plan is None:
         return request
-    plan = Plan.read(request.plan / "plan.json" if request.plan.is_dir() else request.plan)
+    plan = planned_in(request.plan)
     best = plan.best
     if best is None or best.world_size == 1:
         return request

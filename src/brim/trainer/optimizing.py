@@ -22,16 +22,25 @@ _EIGHT_BIT: Final = {"adamw-8bit": "AdamW8bit", "paged-adamw-8bit": "PagedAdamW8
 _MOMENTUM: Final = 0.9
 
 
-def make_optimizer(word: Optimizer, model: nn.Module, *, learning_rate: float, weight_decay: float) -> torch.optim.Optimizer:
-    """Of what trains in the model; matrices decay, as the Trainer has it."""
+def make_optimizer(
+    word: Optimizer,
+    model: nn.Module,
+    *,
+    learning_rate: float,
+    weight_decay: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    epsilon: float = 1e-8,
+) -> torch.optim.Optimizer:
+    """Of what trains in the model; matrices decay, as the Trainer has it. `betas` and `epsilon` are AdamW's."""
     groups = grouped(model, weight_decay)
     device = groups[0]["params"][0].device.type
+    adam: dict[str, Any] = {"lr": learning_rate, "betas": betas, "eps": epsilon}
     makers: dict[str, Callable[[], Any]] = {
-        "adamw": lambda: torch.optim.AdamW(groups, lr=learning_rate),
-        "adamw-fused": lambda: torch.optim.AdamW(groups, lr=learning_rate, fused=True),
-        "adamw-loop": lambda: torch.optim.AdamW(groups, lr=learning_rate, foreach=False),
-        "adamw-8bit": lambda: _eight_bit(word, groups, learning_rate),
-        "paged-adamw-8bit": lambda: _eight_bit(word, groups, learning_rate),
+        "adamw": lambda: torch.optim.AdamW(groups, **adam),
+        "adamw-fused": lambda: torch.optim.AdamW(groups, **adam, fused=True),
+        "adamw-loop": lambda: torch.optim.AdamW(groups, **adam, foreach=False),
+        "adamw-8bit": lambda: _eight_bit(word, groups, adam),
+        "paged-adamw-8bit": lambda: _eight_bit(word, groups, adam),
         "adafactor": lambda: _adafactor(groups, learning_rate),
         "sgd": lambda: torch.optim.SGD(groups, lr=learning_rate),
         "sgd-momentum": lambda: torch.optim.SGD(groups, lr=learning_rate, momentum=_MOMENTUM),
@@ -71,11 +80,11 @@ def _adafactor(groups: list[dict[str, Any]], learning_rate: float) -> Any:
     return made(groups, lr=learning_rate, scale_parameter=False, relative_step=False)
 
 
-def _eight_bit(word: Optimizer, groups: list[dict[str, Any]], learning_rate: float) -> Any:
+def _eight_bit(word: Optimizer, groups: list[dict[str, Any]], adam: dict[str, Any]) -> Any:
     try:
         import bitsandbytes
     except (ImportError, OSError, RuntimeError) as error:
         text = _("--optimizer {word} is bitsandbytes', which cannot be imported: {why}.").format(word=word, why=error)
         raise UnsupportedError(text, hint=_("Install it (pip install bitsandbytes), or take --optimizer adamw.")) from error
     made: Any = getattr(bitsandbytes.optim, _EIGHT_BIT[word])
-    return made(groups, lr=learning_rate)
+    return made(groups, **adam)

@@ -12,15 +12,15 @@ from brim.memory.estimate import Question, fill
 from brim.memory.where import Where
 from brim.planner.plan import plan_request
 from brim.planner.request import DEFAULT_EFFECTIVE_BATCH, make_request
-from brim.records import Candidate, Estimate, Plan
 from brim.sizes import format_bytes
-from brim.trainer.crew import ENGINES
+from brim.trainer.crew import ENGINES, planned_in
 from brim.trainer.ranks import World
 from brim.trainer.request import TrainRequest
 from brim.workload.lengths import Lengths
 from brim.workload.settings import recorded_alpha
 
 if TYPE_CHECKING:
+    from brim.records import Candidate, Estimate, Plan
     from brim.workload.settings import Settings
 
 _NONE = "1KiB"
@@ -39,6 +39,15 @@ def estimate_of(request: TrainRequest, settings: Settings, where: Where, micro: 
         return question_of(request, settings, where, micro, accumulation).answer()
     except BrimError:
         return None
+
+
+def effective_batch_of(request: TrainRequest, world: World) -> int:
+    """As asked; else what micro-batch, accumulation and processes multiply to; else what is usual."""
+    if request.effective_batch is not None:
+        return request.effective_batch
+    if request.is_pinned:
+        return request.settings.micro_batch * request.settings.accumulation * world.size
+    return DEFAULT_EFFECTIVE_BATCH
 
 
 @dataclass
@@ -85,14 +94,9 @@ class Planning:
         return found
 
     def _whole(self) -> int:
-        """As asked; else what micro-batch, accumulation and processes multiply to; else what is usual."""
-        request = self.request
-        if request.effective_batch is not None:
-            self._refuse_larger_slices(request.effective_batch)
-            return request.effective_batch
-        if request.is_pinned:
-            return request.settings.micro_batch * request.settings.accumulation * self.world.size
-        return DEFAULT_EFFECTIVE_BATCH
+        if self.request.effective_batch is not None:
+            self._refuse_larger_slices(self.request.effective_batch)
+        return effective_batch_of(self.request, self.world)
 
     def _refuse_larger_slices(self, effective_batch: int) -> None:
         """A pinned slice is used as given, or refused. A run that goes on may have got more processes, and so smaller shares."""
@@ -109,7 +113,7 @@ class Planning:
         """A plan's file: what was pinned by flags must agree with it, and it must still fit here."""
         path = self.request.plan
         assert path is not None
-        plan = Plan.read(path / "plan.json" if path.is_dir() else path)
+        plan = planned_in(path)
         best = plan.best
         if best is None:
             raise UsageError(_("{path} is a plan in which nothing fits.").format(path=self.request.plan))

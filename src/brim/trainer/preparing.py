@@ -34,10 +34,10 @@ from brim.records import (
 from brim.sizes import format_bytes
 from brim.trainer.beforehand import device_here, refuse_beforehand
 from brim.trainer.commands import command_of
-from brim.trainer.crew import ENGINES
+from brim.trainer.crew import ENGINES, planned_in
 from brim.trainer.launch_files import launch_files
 from brim.trainer.noise import noise_notes
-from brim.trainer.planning import Planning, estimate_of, question_of
+from brim.trainer.planning import Planning, effective_batch_of, estimate_of, question_of
 from brim.trainer.ranks import World
 from brim.trainer.recipes import recipe_of
 from brim.trainer.request import TrainRequest
@@ -105,6 +105,9 @@ class Preparation:
         where = self._where()
         usual = fill(self.request.settings, self.request.model, where)
         refuse_beforehand(self.request, usual, self._device(where))
+        self._say_batch()
+        if self.request.run_name is not None and not self.request.report_to:
+            self.not_in_force.append(_("--run-name names the run in trackers, and --report-to names none."))
         data, evaluation = self._tokens(usual)
         training, held_out = self._shares(data, evaluation)
         lengths = _lengths_of(training, data)
@@ -165,6 +168,19 @@ class Preparation:
         shown = replace(card, settings=replace(settings, micro_batch=card.micro_batch, accumulation=card.accumulation))
         files = launch_files(shown, self.request.model.config)
         return Prepared(shown, plan, probe if card.probed else None, verification, timeline, files)
+
+    def _say_batch(self) -> None:
+        """First of all, so that nobody takes one for the other."""
+        request = self.request
+        best = planned_in(request.plan).best if request.plan is not None else None
+        effective = effective_batch_of(request, self.world) if best is None else best.effective_batch
+        text = _("Effective batch: {effective} sequences per optimizer step. Micro-batch: {micro}.")
+        micro = _("chosen to fit the memory")
+        if request.is_pinned:
+            micro = _("{count} sequences in one forward pass, as given").format(count=request.settings.micro_batch)
+        elif best is not None:
+            micro = _("{count} sequences in one forward pass, as planned").format(count=best.micro_batch)
+        self.say(text.format(effective=effective, micro=micro))
 
     def _as_it_will_be_cut(self, card: RunCard, probe: Measurement | None, lengths: Any, where: Where) -> RunCard:
         """The card with the slices that the steps will have, and the prediction of the costliest, whose settings it then carries."""
@@ -404,6 +420,7 @@ class Preparation:
             eval_batch=request.settings.eval_batch or eval_batch,
             eval_split=request.eval_split,
             report_to=request.report_to,
+            run_name=request.run_name,
             from_scratch=request.from_scratch,
             trust_remote_code=request.trust_remote_code,
             packed=settings.attention == "flash2" and where.gpu is not None and settings.task == "causal-lm",

@@ -115,7 +115,7 @@ def _explained(error: BaseException, folder: Callable[[], Path], watch: Watch) -
             return Ended(error="OutOfMemoryError", message=error.message, hint=hint)
         if learn(folder(), error, card):
             return Ended.by(error, again=True)
-        hint = _("One sequence alone is too much: shorten it (--max-length), or spread the model over more GPUs.")
+        hint = _("One sequence alone is too much: shorten it (--seq-len), or spread the model over more GPUs.")
         return Ended(error="OutOfMemoryError", message=error.message, hint=hint)
     if isinstance(error, KeyboardInterrupt):
         return Ended(stopped_by=signal.SIGINT)

@@ -33,5 +33,6 @@ def recipe_of(
         schedule = "constant-with-warmup"
     return TrainingRecipe(
         learning_rate=rate, schedule=schedule, warmup_steps=steps, epochs=request.epochs, max_steps=request.max_steps,
-        weight_decay=request.weight_decay, max_grad_norm=settings.max_grad_norm, seed=request.seed, loss_on=request.loss_on,
+        weight_decay=request.weight_decay, adam_beta1=request.adam_beta1, adam_beta2=request.adam_beta2,
+        adam_epsilon=request.adam_epsilon, max_grad_norm=settings.max_grad_norm, seed=request.seed, loss_on=request.loss_on,
     )  # fmt: skip

@@ -29,7 +29,8 @@ EVALUATIONS_FILE = "evaluations.jsonl"
 MAY_CHANGE = frozenset({
     "accumulation", "attention", "checkpointing", "data", "device", "epochs", "eval_batch", "eval_data", "eval_steps", "gpu_index", "gpus",
     "keep", "launch", "logging_steps", "margin", "max_bad", "max_steps", "memory", "micro_batch", "node_rank", "nodes", "offload", "padded",
-    "probe", "rendezvous", "rendezvous_secret_file", "report_to", "save_steps", "sharding", "speeds", "tokenizer", "verify", "workers",
+    "probe", "rendezvous", "rendezvous_secret_file", "report_to", "run_name", "save_steps", "sharding", "speeds", "tokenizer",
+    "verify", "workers",
 })  # fmt: skip
 """What a run that goes on may be told anew: how the step is sliced, where it runs, how long it goes on, and where its files lie now. Never
 what a step is: the data are known by their fingerprint."""
@@ -50,6 +51,9 @@ class TrainRequest:
     warmup: float = 0
     """Steps; below 1, a share of all steps."""
     weight_decay: float = 0.0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-8
     loss_on: LossOn = "answer"
     columns: Mapping[str, str] = field(default_factory=dict)
     max_bad: int = 0
@@ -61,6 +65,7 @@ class TrainRequest:
     keep: int = 2
     logging_steps: int | None = None
     report_to: tuple[str, ...] = ()
+    run_name: str | None = None
     workers: int | None = None
     device: DeviceWord | None = None
     memory: int | None = None
@@ -213,7 +218,10 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
         _check_whole(name, given.get(name), least=0)
     for name in ("epochs", "learning_rate"):
         _check_number(name, given.get(name), is_above_zero=True)
-    for name in ("warmup", "weight_decay"):
+    for name in ("adam_beta1", "adam_beta2"):
+        if isinstance(given.get(name), int | float) and given[name] >= 1:
+            raise _not_possible(name, given[name], _("It must be below 1."))
+    for name in ("warmup", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"):
         _check_number(name, given.get(name), is_above_zero=False)
     for name, words in (("schedule", Schedule), ("loss_on", LossOn), ("device", DeviceWord), ("launch", Launcher)):
         if name in given and given[name] not in get_args(words):

@@ -75,6 +75,7 @@ def training_arguments(card: RunCard, folder: Path) -> TrainingArguments:
         dataloader_pin_memory=card.pin_memory,
         remove_unused_columns=False,
         report_to=list(options.report_to) or "none",
+        run_name=options.run_name,
         disable_tqdm=True,
         log_level_replica="passive",  # as quiet as the first process
         label_names=["labels"],
@@ -125,8 +126,9 @@ class RunTrainer(SafeSaving, BrimMixin, ShardedTraining, Trainer):  # type: igno
         """Of what trains in the model as it is now."""
         recipe, model = self._card.recipe, cast("torch.nn.Module", self.model)
         return make_optimizer(
-            self._card.settings.optimizer, model, learning_rate=recipe.learning_rate, weight_decay=recipe.weight_decay
-        )
+            self._card.settings.optimizer, model, learning_rate=recipe.learning_rate, weight_decay=recipe.weight_decay,
+            betas=(recipe.adam_beta1, recipe.adam_beta2), epsilon=recipe.adam_epsilon,
+        )  # fmt: skip
 
     def checkpoint_bytes(self) -> int:
         """Whole, whatever holds it."""

@@ -195,7 +195,7 @@ def _next_line(path: Path, file: BinaryIO, number: int) -> bytes:
 
 
 def _too_long(found: Found) -> UsageError:
-    hint = _("Split it into several rows, or shorten it: what is longer than --max-length is cut anyway.")
+    hint = _("Split it into several rows, or shorten it: what is longer than --seq-len is cut anyway.")
     return UsageError(_("{place}: {fault}.").format(place=found.place(), fault=too_long()), hint=hint)
 
 

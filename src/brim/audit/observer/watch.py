@@ -113,9 +113,7 @@ class Watch:
         self.look_for_models(True)
 
     def _open(self) -> None:
-        self.file.open(
-            {"kind": "open", **identity(self._torch), "time": time.time(), "argv": command_line()}
-        )
+        self.file.open({"kind": "open", **identity(self._torch), "time": time.time(), "argv": command_line()})
 
     def begin_step(self, optimizer: Any) -> None:
         """Before an optimizer's step; a closure may call forward and backward inside it."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _MOST_KINDS: Final = 8
 _MUCH_CUT: Final = 0.01
-"""Of all tokens. Less is lost to what is odd about a few rows; more is a wrong --max-length, or wrong data."""
+"""Of all tokens. Less is lost to what is odd about a few rows; more is a wrong --seq-len, or wrong data."""
 _CHATS: Final = frozenset({"messages", "conversations", "conversation"})
 
 
@@ -102,7 +102,7 @@ def _notes(card: DataCard, encoder: Encoder) -> Iterator[str]:
     if card.cut_tokens > _MUCH_CUT * (card.tokens + card.cut_tokens):
         text = _(
             "{cut:,} of {sequences:,} sequences are too long and are cut: {lost:,} of {all:,} tokens ({share:.1%}) are not trained on. "
-            "The longest sequence has {longest:,} tokens, and --max-length is {allowed:,}."
+            "The longest sequence has {longest:,} tokens, and --seq-len is {allowed:,}."
         )
         yield text.format(
             cut=card.cut, sequences=card.sequences, lost=card.cut_tokens, all=card.tokens + card.cut_tokens,
