@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import brim
 from brim.machine.screen import json_text, message, printable, printable_line
 from brim.pictures.markup import tag
 from brim.records import Split
@@ -139,6 +140,16 @@ def test_json_has_the_same_content_and_no_controls(cli: Cli, strange: Path, monk
     assert EVIL in json.loads(ended.out)["model"]
     every = "".join(map(chr, (*range(1, 0x100), 0x202E, 0x2066, 0x2028, 0xE0041, 0x4E2D, 0x1F600)))
     assert json.loads(json_text(json.dumps({every: every}, ensure_ascii=False))) == {every: every}
+
+
+def test_a_record_that_is_printed_or_shown_in_a_notebook_holds_no_controls(
+    strange: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(strange)
+    found = brim.estimate(EVIL, device="cpu")
+    for text in (str(found), found._repr_html_() or ""):
+        assert "owned" in text
+        assert not OBEYED.search(text)
 
 
 def test_a_page_holds_no_controls_and_no_direction_overrides() -> None:

@@ -13,6 +13,7 @@ from brim.emulator.build import compiled, interpreter, torch_build
 from brim.emulator.card import check_capability, emulated_card, environment, session
 from brim.errors import BrimError
 from brim.machine.capability import CONTEXT_BYTES
+from brim.machine.screen import say
 from brim.sizes import parse_size
 
 
@@ -36,16 +37,18 @@ def main() -> int:
         check_capability(card, torch)
         libraries = compiled(torch)
     except BrimError as error:
-        sys.stderr.write(f"{error.message}\n" + (f"{error.hint}\n" if error.hint else ""))
+        say(error.message)
+        if error.hint:
+            say(error.hint)
         return error.exit_code
     if card.assumption:
-        sys.stderr.write(card.assumption + "\n")
+        say(card.assumption)
     with session(inherited=True) as shared:
         child = environment(card, libraries, shared, compute=options.compute, trace=options.trace)
         try:
             os.execvpe(command[0], command, child)  # noqa: S606 (the command is the user's own)
         except OSError as error:
-            sys.stderr.write(f"{command[0]}: {error.strerror}\n")
+            say(f"{command[0]}: {error.strerror}")
     return 127
 
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Final
 from brim.errors import RunError, UnsupportedError, UsageError
 from brim.locale import _
 from brim.machine.host import cache_folder
+from brim.machine.screen import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -182,7 +183,7 @@ def compiled(torch: TorchBuild) -> CompiledCard:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 missing = {name: build for name, build in parts.items() if not (root / name).is_dir()}
                 if missing:
-                    _write_stderr(_("Compiling the emulated card (once, about a minute)"))
+                    say(_("Compiling the emulated card (once, about a minute)"))
                 for name, build in missing.items():
                     _build(root / name, torch, build)
     except OSError as error:
@@ -190,11 +191,6 @@ def compiled(torch: TorchBuild) -> CompiledCard:
         raise RunError(text, hint=_("Set another folder: BRIM_CACHE=/path/to/folder.")) from error
     card, values = (root / name for name in parts)
     return CompiledCard(card, values / _VALUES)
-
-
-def _write_stderr(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
 
 
 def _key(torch: TorchBuild, *patterns: str) -> str:

@@ -37,6 +37,7 @@ from brim.machine.process_memory import (
     resident_bytes as resident_bytes,
     swapped_bytes as swapped_bytes,
 )
+from brim.machine.screen import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -417,7 +418,7 @@ def execute(limit_bytes: int | None, command: list[str]) -> None:
     try:
         os.execvp(command[0], command)  # noqa: S606 (a list, never a shell)
     except OSError as error:
-        print(f"{command[0]}: {error.strerror}", file=sys.stderr)  # noqa: T201
+        say(f"{command[0]}: {error.strerror}")
         os._exit(127)
 
 
