@@ -42,7 +42,7 @@ def test_json_says_where_and_what(cli: Cli, run: Path) -> None:
     assert document["schema"] == "brim.report/1"
     assert document["bytes"] == page.stat().st_size
     assert document["sections"] == [
-        "verdict", "memory", "speed", "timeline", "data", "loss", "slices", "findings", "proofs", "repeat",
+        "verdict", "plan", "memory", "speed", "timeline", "data", "loss", "slices", "findings", "proofs", "repeat",
     ]  # fmt: skip
 
 

@@ -15,10 +15,11 @@ from brim.cli._subject import read_subject
 from brim.pictures.page import page
 from brim.pictures.steps import MOST_READ, look
 from brim.pictures.subject import Subject
-from brim.records import Finding, InForce, LedgerEntry, Slice
+from brim.records import Advice, Finding, InForce, LedgerEntry, Slice
 from brim.step.ledger import read_ledger
 from tests.pictures import made
 from tests.pictures.reading import Page
+from tests.planner.emit.plans import PLANS, make_plan
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&<b>\u202e"
 WHOLE_RUN = [
@@ -58,7 +59,7 @@ def test_a_whole_run_has_every_section_and_every_chart(text: str) -> None:
     found = Page.of(text)
     assert found.charts == WHOLE_RUN
     assert [each["id"] for each in found.all("section")] == [
-        "verdict", "memory", "speed", "timeline", "data", "loss", "slices", "findings", "proofs", "repeat",
+        "verdict", "plan", "memory", "speed", "timeline", "data", "loss", "slices", "findings", "proofs", "repeat",
     ]  # fmt: skip
     for words in (
         "The promise was kept.", "All 200 steps took exactly the sequences that were promised, each once.", "16 × 2 (gradient accumulation) = 32",
@@ -343,6 +344,27 @@ def test_a_plan_a_probe_and_proofs_have_pages_of_their_own() -> None:
     wrong = Page.of(page(Subject(title="proofs", verification=made.verification(proven=False))))
     assert "The model is not right: batch." in wrong.text
     assert "Expand the mask over the batch." in wrong.text
+
+
+def test_the_page_of_a_plan_holds_what_was_chosen_and_why() -> None:
+    plan = PLANS["zero 3, parameters on the host"]
+    assert plan.best is not None
+    best = replace(plan.best, reasons=("Micro-batch 6 does not fit.",), learning_rate=2e-4)
+    advice = Advice(setting="adam_beta2", now=0.999, then=0.996, reason="the same half-life", source="a paper")
+    other = replace(best, micro_batch=2, accumulation=4, precision="fp32", reasons=())
+    plan = replace(plan, best=best, alternatives=(other,), advice=(advice,), hints=("A chunked loss saves 1 GiB.",))
+    found = Page.of(page(Subject(title="plan", plan=plan)))
+    assert {"id": "plan", "aria-labelledby": "heading-plan"} in found.all("section")
+    for words in (
+        "amp-bf16", "zero3 over 8 ranks", "parameters", "sdpa", "adamw", "Micro-batch 6 does not fit.", "2 × 4", "fp32", "0.0002",
+        "the same half-life", "A chunked loss saves 1 GiB.",
+    ):  # fmt: skip
+        assert words in found.text, words
+    uneven = Page.of(page(Subject(title="plan", plan=make_plan(7, 4, gpus="t4*2"))))
+    assert "4 | 3" in uneven.text
+    would = replace(best, reasons=("--method qlora", "Adapters train, on a model of 4 bits."))
+    nothing = replace(plan, fits=False, best=None, alternatives=(would,))
+    assert "--method qlora: Adapters train, on a model of 4 bits." in Page.of(page(Subject(title="plan", plan=nothing))).text
 
 
 def test_a_plan_for_many_gpus_shows_what_more_of_them_would_do() -> None:

@@ -11,6 +11,7 @@ from brim.pictures.sections_emulation import emulation_section
 from brim.pictures.sections_findings import findings_section, proofs_section
 from brim.pictures.sections_loss import loss_section
 from brim.pictures.sections_memory import memory_section
+from brim.pictures.sections_plan import plan_section
 from brim.pictures.sections_repeat import repeat_section
 from brim.pictures.sections_scaling import scaling_section
 from brim.pictures.sections_slices import slices_section
@@ -40,6 +41,7 @@ def sections_of(subject: Subject) -> list[Section]:
     found = [
         verdict_section(subject, steps),
         emulation_section(subject.emulation) if subject.emulation is not None else None,
+        plan_section(subject),
         memory_section(subject, steps),
         speed_section(subject),
         scaling_section(subject),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from brim.locale import _
 from brim.pictures.markup import Html, join, tag
-from brim.pictures.parts import Section, Table, facts, folded, listed, table
+from brim.pictures.parts import Section, facts, folded, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,8 +24,6 @@ def repeat_section(subject: Subject) -> Section | None:
         _list(_("Warnings"), warned),
         _list(_("Assumed"), assumed),
         _list(_("Worth knowing"), noted),
-        _advice(subject),
-        _reasons(subject),
         _configuration(subject),
         _versions(subject),
     ]
@@ -50,22 +48,6 @@ def _unique(texts: Iterable[str]) -> list[str]:
 
 def _list(title: str, texts: list[str]) -> Html | None:
     return join([tag("h3", title), listed(texts)]) if texts else None
-
-
-def _advice(subject: Subject) -> Html | None:
-    if subject.plan is None or not subject.plan.advice:
-        return None
-    rows = [[each.setting, f"{each.now:g}", f"{each.then:g}", each.reason, each.source] for each in subject.plan.advice]
-    title = _("The recipe should follow the batch (advice)")
-    heads = [_("setting"), _("now"), _("then"), _("why"), _("source")]
-    return join([tag("h3", title), table(Table(heads, rows, frozenset({0, 3, 4})), title)])
-
-
-def _reasons(subject: Subject) -> Html | None:
-    plan = subject.plan
-    if plan is None or plan.best is None:
-        return None
-    return _list(_("Why this configuration"), [*plan.best.reasons, *plan.hints])
 
 
 def _configuration(subject: Subject) -> Html | None:
