@@ -93,6 +93,7 @@ PLACEHOLDERS = {
 }  # fmt: skip
 LONG = {
     "make demo",
+    "brim max llama-3.1-8b --gpu rtx-4090 --method qlora",
     "brim estimate llama-3-8b --method qlora --precision amp-bf16 --checkpointing full --micro-batch 4 --seq-len 1024 --gpu rtx-3090",
     "brim observe -- torchrun --nproc-per-node 2 train.py",
     "brim observe --effective-batch 256 -- accelerate launch train.py",
