@@ -137,7 +137,7 @@ def test_much_that_is_cut_is_a_warning_with_figures_and_little_is_none(tmp_path:
         f"1 of 10 sequences are too long and are cut: {card.cut_tokens:,} of {card.tokens + card.cut_tokens:,} tokens" in warning
     )
     assert f"({share:.1%}) are not trained on" in warning
-    assert f"has {card.longest_tokens:,} tokens, and --max-length is 64." in warning
+    assert f"has {card.longest_tokens:,} tokens, and --seq-len is 64." in warning
     quiet = prepared(
         jsonl(tmp_path / "b.jsonl", *rows * 30, {"text": RIVER * 3}), tokenizer(), max_length=card.longest_tokens // 8
     )
