@@ -104,6 +104,9 @@ def test_nothing_fits_says_how_much_is_missing_and_what_would_do(cli: Cli, tiny:
     assert ended.code == 1
     assert "needs" in ended.out
     assert "What would fit" in ended.out
+    command = next(line for line in ended.out.splitlines() if line.startswith("  brim plan "))
+    assert command.split()[2] == tiny
+    assert "tokens/s" in ended.out
 
 
 def test_files_are_written_and_named(cli: Cli, tiny: str, tmp_path: Path) -> None:

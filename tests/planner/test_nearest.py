@@ -47,7 +47,7 @@ def test_missing_bytes_are_what_the_smallest_configuration_lacks(llama: str) -> 
 
 @pytest.mark.slow
 def test_every_answer_fits_when_its_flags_are_typed_and_a_shorter_sequence_is_the_longest_that_does(llama: str) -> None:
-    asked: dict[str, Any] = {"memory": "900MiB", "gpu": "t4", "seq_len": 4096, "effective_batch": 8}
+    asked: dict[str, Any] = {"memory": "900MiB", "gpu": "t4", "seq_len": 4096, "effective_batch": 8, "loss": "standard"}
     request = make_request(llama, **asked)
     assert missing_bytes(request) > 0
     found = nearest_that_fit(request)
@@ -89,3 +89,14 @@ def test_offload_is_offered_where_the_hosts_memory_is_known() -> None:
     without = nearest_that_fit(make_request("gpt2-large", **asked))
     assert any("--offload" in each.reasons[0] for each in with_host)
     assert not any("--offload" in each.reasons[0] for each in without)
+
+
+@pytest.mark.slow
+def test_a_model_too_large_for_a_t4_is_offered_as_qlora_before_other_cards() -> None:
+    found = nearest_that_fit(make_request("qwen2.5-7b", gpu="t4", effective_batch=32))
+    first = found[0]
+    assert first.reasons[0] == "--method qlora"
+    assert (first.precision, first.loss, first.checkpointing) == ("amp-fp16", "chunked", "full")
+    assert first.speed is not None
+    assert first.speed.tokens_per_second > 400
+    assert [each.reasons[0].split()[0] for each in found[1:]] == ["--gpu", "--gpu"]

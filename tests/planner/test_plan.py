@@ -14,7 +14,7 @@ from brim.errors import UsageError
 from brim.machine.catalogue import find_gpu
 from brim.memory.compatibility import check
 from brim.planner.request import make_request
-from brim.planner.search import search
+from brim.planner.search import TIME_ERROR, search
 from brim.sizes import GIB, MIB
 from brim.workload.resolve import find_model
 
@@ -86,6 +86,60 @@ def test_more_memory_never_makes_the_best_plan_slower(tiny: str) -> None:
             seconds.append(found.best.speed.step_seconds)
     assert len(seconds) >= 5
     assert seconds == sorted(seconds, reverse=True)
+
+
+BIG_VOCABULARY = {**TINY, "hidden_size": 128, "num_hidden_layers": 4, "vocab_size": 100_000, "intermediate_size": 256}
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model whose logits are most of what it needs."""
+    folder = tmp_path_factory.mktemp("wide")
+    (folder / "config.json").write_text(json.dumps(BIG_VOCABULARY), encoding="utf-8")
+    return str(folder)
+
+
+@pytest.mark.long
+def test_a_chunked_loss_is_found_where_logits_leave_no_room(wide: str) -> None:
+    asked: dict[str, Any] = {"gpu": "t4", "memory": 1500 * MIB, "seq_len": 1024, "effective_batch": 16, "method": "lora"}
+    found = brim.plan(wide, **asked)
+    assert found.best is not None
+    assert (found.best.loss, found.workload.loss) == ("chunked", "chunked")
+    assert any(text.startswith("Chunked loss") for text in found.best.reasons)
+    told = brim.plan(wide, loss="chunked", **asked).best
+    assert told is not None
+    assert (told.micro_batch, told.memory) == (found.best.micro_batch, found.best.memory)
+    standard = brim.plan(wide, loss="standard", **asked)
+    assert standard.best is None or standard.best.speed.step_seconds > 1.1 * found.best.speed.step_seconds  # type: ignore[union-attr]
+
+
+@pytest.mark.long
+def test_a_standard_loss_that_was_pinned_and_does_not_fit_is_answered_with_a_chunked_one(wide: str) -> None:
+    found = brim.plan(wide, gpu="t4", memory=1600 * MIB, seq_len=2048, effective_batch=4, loss="standard")
+    assert found.best is None
+    assert found.alternatives[0].reasons[0] == "--loss chunked"
+    assert found.alternatives[0].loss == "chunked"
+    again = brim.plan(wide, gpu="t4", memory=1600 * MIB, seq_len=2048, effective_batch=4, loss="chunked").best
+    assert again is not None
+    assert again.speed == found.alternatives[0].speed
+
+
+@pytest.mark.long
+def test_where_memory_is_plenty_the_loss_is_the_standard_one(wide: str) -> None:
+    best = brim.plan(wide, gpu="a100-80gb", seq_len=512, effective_batch=8).best
+    assert best is not None
+    assert best.loss == "standard"
+
+
+@pytest.mark.long
+def test_engines_that_gain_less_than_the_error_of_times_leave_the_simplest(tiny: str) -> None:
+    found = brim.plan(tiny, gpu="t4*2", seq_len=512, effective_batch=32, method="lora")
+    assert found.best is not None
+    assert found.best.sharding == "ddp"
+    faster = [each for each in found.alternatives if each.speed.step_seconds < found.best.speed.step_seconds]  # type: ignore[union-attr]
+    for each in faster:
+        assert each.speed.step_seconds > (1 - TIME_ERROR) * found.best.speed.step_seconds  # type: ignore[union-attr]
+        assert "within the error" in each.reasons[0]
 
 
 def test_the_best_plan_is_never_slower_than_micro_batches_of_one(tiny: str) -> None:

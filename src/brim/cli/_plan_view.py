@@ -99,8 +99,10 @@ def _chosen(plan: Plan, best: Candidate) -> list[tuple[str, str]]:
 
 
 def structure(best: Candidate) -> str:
-    """Precision, checkpointing, attention, optimizer, sharding, offload."""
+    """Precision, checkpointing, attention, optimizer, loss, sharding, offload."""
     how = [best.precision, _("checkpointing {word}").format(word=best.checkpointing), best.attention, best.optimizer]
+    if best.loss == "chunked":
+        how.append(_("chunked loss"))
     if best.world_size > 1 or best.sharding != "none":
         how.append(f"{best.sharding} x {best.world_size}")
     if best.offload != "none":
@@ -162,6 +164,7 @@ def _alternatives(plan: Plan) -> Table:
         Column(_("Attention"), rank=1),
         Column(_("Optimizer"), rank=3),
         *((Column(_("Method"), rank=2),) if len({each.method for each in shown}) > 1 else ()),
+        *((Column(_("Loss"), rank=2),) if len({each.loss for each in shown}) > 1 else ()),
         *((Column(_("Sharding")),) if plan.machine.world_size > 1 or len({each.sharding for each in shown}) > 1 else ()),
         Column(_("Memory"), right=True),
         Column("%", right=True),
@@ -177,6 +180,7 @@ def _alternatives(plan: Plan) -> Table:
         row = ["*" if _is_efficient(each, shown) else "", f"{each.micro_batch} x {each.accumulation}", each.checkpointing]
         row += [each.precision, each.attention, each.optimizer]
         row += [each.method] if len({other.method for other in shown}) > 1 else []
+        row += [each.loss] if len({other.loss for other in shown}) > 1 else []
         with_offload = each.sharding + ("" if each.offload == "none" else f"+{each.offload}")
         row += [with_offload] if plan.machine.world_size > 1 or len({other.sharding for other in shown}) > 1 else []
         row += [
@@ -213,16 +217,19 @@ def nothing_fits(plan: Plan | Largest, command_line: str) -> Iterator[Renderable
     yield text.format(missing=format_bytes(plan.missing_bytes), limit=format_bytes(limit), margin=format_bytes(plan.margin_bytes))
     yield ""
     if plan.alternatives:
-        yield _("What would fit, each tried; add to {command}:").format(command=command_line)
+        yield _("What would fit, each tried:")
     for each in plan.alternatives:
         assert each.memory is not None
         assert each.speed is not None
-        figures = _("{slices}, {size}, {time} a step").format(
+        figures = _("{slices}, {how}: {size}, {time} a step, {tokens} tokens/s").format(
             slices=_slices(each),
+            how=structure(each),
             size=format_bytes(each.memory.peak_device_bytes),
             time=format_seconds(each.speed.step_seconds),
+            tokens=f"{each.speed.tokens_per_second:,.0f}",
         )
-        yield from (*(f"  {text}" for text in each.reasons), f"    {figures}")
+        flags, *reasons = each.reasons
+        yield from (f"  {command_line} {flags}", *(f"    {text}" for text in reasons), f"    {figures}")
 
 
 def _data_line(data: DataReport) -> str:

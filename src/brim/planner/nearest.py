@@ -21,8 +21,8 @@ from brim.planner.ladder import rungs
 from brim.planner.option import Option, Sampler
 from brim.planner.rates import rates_of
 from brim.planner.request import Request, make_request
-from brim.planner.search import Found, Pick, too_large
-from brim.planner.space import structures_of
+from brim.planner.search import LARGE_LOGITS, LOGITS_BYTES, MOST_LOGITS_BYTES, Found, Pick, logits_bytes, search, too_large
+from brim.planner.space import may_chunk, structures_of
 from brim.sizes import format_bytes
 from brim.workload.resolve import Model
 from brim.workload.settings import Settings
@@ -36,10 +36,6 @@ if TYPE_CHECKING:
 MOST_ANSWERS = 5
 _COUNTS = (2, 4, 8, 16, 32, 64)
 _MULTIPLE = 128
-_LOGITS_BYTES = 16
-"""For each logit, at most: as the model makes it, in float32, its softmax and its gradient."""
-_MOST_CHUNKED_TOKENS = 2048
-_MOST_CHUNKED_PARAMETERS = 4 * 10**9
 _SHORTEST_SHARE = 8
 """A sequence shorter than this part of what was asked is not near it."""
 _STATE_BYTES = 7
@@ -56,8 +52,8 @@ class Change:
     because: str
     structure: Settings | None = None
     """The smallest structure, where it is known; else the last rung is tried."""
-    only_smallest: bool = False
-    """Where every micro-batch would take a trace of its own: the smallest is shown, though larger ones may fit."""
+    is_searched: bool = False
+    """Whether all structures are searched, as a plan on these terms would: what is shown is that plan."""
 
 
 def nearest_that_fit(request: Request) -> list[Candidate]:
@@ -104,20 +100,30 @@ def _smallest(request: Request) -> list[Settings]:
     space = structures_of(request.pinned, request.base, request.question.model, request.where, request.vary)
     known = [structure.settings for structure in space.structures if not structure.dominated_by]
     same = [each for each in known if replace(each, precision=last.precision, attention=last.attention) == last]
-    return list(dict.fromkeys((last, *same)))
+    found = list(dict.fromkeys((last, *same)))
+    if may_chunk(request.pinned, request.base, request.question.model, request.where) and _is_head_large(request):
+        found += [replace(each, loss="chunked") for each in found]
+    return found
+
+
+def _is_head_large(request: Request) -> bool:
+    return logits_bytes(request, request.cuts[0].micro_batch) > LARGE_LOGITS * request.where.limit_bytes
 
 
 def _tried(change: Change) -> Candidate | None:
-    """With the smallest structure, which most often takes one trace; a plan on these terms may choose a faster one."""
+    """The plan on these terms; for other hardware, with the smallest structure, which most often takes one trace."""
     request = change.request
     doing("nearest", flags=shlex.join(flags_of(change.settings)))
     try:
+        if change.is_searched:
+            best = search(request).best
+            return _candidate(change, best) if best is not None else None
         settings = change.structure or rungs(request)[-1]
         option = Option(request, settings, *_beside(request))
         if too_large(request, settings) or not option.smallest_fits():
             return None
         option.trace()
-        cut = request.cuts[0] if change.only_smallest and option.fits(request.cuts[0]) else option.fastest()
+        cut = option.fastest()
     except BrimError:
         return None
     if cut is None or not option.surely_fits(cut):
@@ -150,7 +156,7 @@ def _changes(request: Request) -> Iterator[Change]:
     for settings, because in _unpinned(request):
         change = _changed(request, {**extra, **settings}, because)
         if _holds(change.request):
-            yield change
+            yield replace(change, is_searched="micro_batch" not in settings)
         else:
             extra |= settings  # It does not do alone: it goes with whatever comes next.
     terms = _changed(request, extra, "").request if extra else request
@@ -170,23 +176,20 @@ def _unpinned(request: Request) -> Iterator[tuple[dict[str, Any], str]]:
 def _other_terms(request: Request) -> Iterator[Change]:
     missing, smallest = _least(request)
     yield from _chunked(request, missing)
+    yield from (replace(change, is_searched=True) for change in _other_recipe(request, missing))
     yield from _shorter(request, smallest)
-    yield from _other_recipe(request, missing)
     yield from _on_the_host(request)
     yield from _more_gpus(request)
     yield from _larger_gpu(request)
 
 
 def _chunked(request: Request, missing: int) -> Iterator[Change]:
-    """Each chunk and each layer are traced, so long sequences and large models would take long."""
-    tokens = request.length * request.cuts[0].micro_batch
-    config = request.question.config or {}
-    vocabulary = (config.get("text_config") or config).get("vocab_size") or 0
-    is_possible = request.base.loss == "standard" and request.base.task == "causal-lm"
-    is_quick = tokens <= _MOST_CHUNKED_TOKENS and _parameters(request) <= _MOST_CHUNKED_PARAMETERS
-    if is_possible and is_quick and missing < vocabulary * tokens * _LOGITS_BYTES:
+    """Where the search has not tried it: with the loss pinned, or on the CPU."""
+    was_tried = may_chunk(request.pinned, request.base, request.question.model, request.where)
+    is_possible = request.base.loss == "standard" and request.base.task == "causal-lm" and not was_tried
+    if is_possible and missing < MOST_LOGITS_BYTES * logits_bytes(request, request.cuts[0].micro_batch) // LOGITS_BYTES:
         because = _("A chunked loss never holds all logits and makes the same step.")
-        yield replace(_changed(request, {"loss": "chunked"}, because), only_smallest=True)
+        yield replace(_changed(request, {"loss": "chunked"}, because), is_searched=True)
 
 
 def _shorter(request: Request, smallest: Settings) -> Iterator[Change]:

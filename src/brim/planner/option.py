@@ -80,11 +80,16 @@ class Option:
         # Gradients of the first micro-batch live through the forward of the second: one micro-batch alone is another structure.
         self.footprints = (self._footprint(accumulation=2), self._footprint(accumulation=1)) if like is None else like.footprints
         self._several, self._alone = self.footprints
+        self._own_rates = rates
         self.rates = with_emulated_bf16(rates, request.where, settings)
         self.network = network_of(self.rates, settings.gpus, gpu=request.where.gpu, link=request.link)
         self._refused: set[Cut] = set()
         self.fitting: int | None = None
         """How many cuts fit, once that is known."""
+
+    def with_settings(self, settings: Settings) -> Option:
+        """Another structure of the same question."""
+        return Option(self.request, settings, self._sampler, self._own_rates)
 
     def trace(self) -> None:
         """Find out what it computes and holds."""

@@ -151,6 +151,7 @@ def candidate_of(request: Request, pick: Pick, rate: float | None, best: Pick | 
         attention=cast("Any", pick.option.attention if pick.option.attention != "none" else "sdpa"),
         optimizer=settings.optimizer,
         method=settings.method,
+        loss=settings.loss,
         sharding=settings.sharding or "none",
         offload=settings.offload,
         num_workers=host.num_workers,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from brim.errors import BrimError
 from brim.locale import _
 from brim.memory.compatibility import check
+from brim.planner.search import LARGE_LOGITS, TIME_ERROR, logits_bytes
+from brim.planner.space import may_chunk
 from brim.sizes import format_bytes
 from brim.speed import constants
 
@@ -18,11 +20,6 @@ if TYPE_CHECKING:
     from brim.planner.request import Request
     from brim.planner.search import Found, Pick
     from brim.records import MemoryPrediction
-
-_MUCH = 0.10
-"""Of the limit: logits that take more than this are worth a word."""
-_LOGITS_BYTES = 10
-"""For each logit of a micro-batch, at the peak: half precision, float32, and the gradient of that."""
 
 
 def reasons_of(
@@ -50,10 +47,11 @@ def reasons_of(
 def _against(pick: Pick, best: Pick) -> str:
     more = pick.seconds / best.seconds - 1
     bytes_less = best.option.device_bytes(best.cut) - pick.option.device_bytes(pick.cut)
-    change = _("{size} less memory") if bytes_less >= 0 else _("{size} more memory")
-    return _("{share:.1%} slower than the best, {change}.").format(
-        share=more, change=change.format(size=format_bytes(abs(bytes_less)))
-    )
+    change = (_("{size} less memory") if bytes_less >= 0 else _("{size} more memory")).format(size=format_bytes(abs(bytes_less)))
+    if more < 0:
+        text = _("{share:.1%} faster than the plan, within the error of predicted times, and less simple; {change}.")
+        return text.format(share=-more, change=change)
+    return _("{share:.1%} slower than the best, {change}.").format(share=more, change=change)
 
 
 def _why_slices(request: Request, pick: Pick) -> str:
@@ -122,6 +120,8 @@ def _why_choices(request: Request, pick: Pick, found: Found) -> Iterator[str]:
             )
     if "optimizer" not in request.pinned and settings.optimizer == "adamw-fused":
         yield _("adamw-fused: the update of AdamW in one kernel, without temporaries.")
+    if "loss" not in request.pinned and settings.loss == "chunked":
+        yield _why_chunked(pick, found)
     if "sharding" not in request.pinned and settings.ranks > 1:
         yield _why_sharding(pick, found)
 
@@ -151,12 +151,30 @@ def _why_flash2(pick: Pick, found: Found) -> str:
     )
 
 
+def _why_chunked(pick: Pick, found: Found) -> str:
+    rivals = [other for other in found.others if other.option.settings.loss == "standard"]
+    if not rivals:
+        return _("Chunked loss: the same step without the logits of all tokens; with the standard loss nothing fits.")
+    rival = rivals[0]
+    return _(
+        "Chunked loss: the same step without the logits of all tokens; the standard loss fits with micro-batch {micro} in {precision}, and "
+        "takes {share:.0%} more time."
+    ).format(micro=rival.cut.micro_batch, precision=rival.option.settings.precision, share=rival.seconds / pick.seconds - 1)
+
+
 def _why_sharding(pick: Pick, found: Found) -> str:
     mine = pick.option.settings.sharding
     rivals = [other for other in found.others if other.option.settings.sharding != mine]
     rival = next((other for other in rivals if other.option.settings.sharding == "ddp"), rivals[0] if rivals else None)
     if rival is None:
         return _("{sharding}: the fastest engine of those that fit.").format(sharding=mine)
+    fastest = min(rivals, key=lambda other: other.seconds)
+    if fastest.seconds < pick.seconds:
+        return _(
+            "{sharding}: the simplest. {other} is predicted {share:.1%} faster, less than the error of predicted times ({error:.0%})."
+        ).format(
+            sharding=mine, other=fastest.option.settings.sharding, share=1 - fastest.seconds / pick.seconds, error=TIME_ERROR
+        )
     return _("{sharding}: {other} is predicted {share:.1%} slower.").format(
         sharding=mine, other=rival.option.settings.sharding, share=rival.seconds / pick.seconds - 1
     )
@@ -164,11 +182,12 @@ def _why_sharding(pick: Pick, found: Found) -> str:
 
 def hints_of(request: Request, best: Pick | None) -> Iterator[str]:
     """What was not allowed, or not tried, and would help."""
-    logits = _logits_bytes(request, best.cut.micro_batch if best is not None else request.cuts[0].micro_batch)
-    if request.base.loss == "standard" and logits > _MUCH * request.where.limit_bytes:
+    logits = logits_bytes(request, best.cut.micro_batch if best is not None else request.cuts[0].micro_batch)
+    loss = best.option.settings.loss if best is not None else request.base.loss
+    was_tried = may_chunk(request.pinned, request.base, request.question.model, request.where)
+    if loss == "standard" and not was_tried and logits > LARGE_LOGITS * request.where.limit_bytes:
         yield _(
-            "The logits of a micro-batch take about {size}. --loss chunked never holds them all and leaves the step as it is; it is not "
-            "tried by itself, because its trace takes a minute or two."
+            "The logits of a micro-batch take about {size}. --loss chunked never holds them all and leaves the step as it is."
         ).format(size=format_bytes(logits))
     gpu = request.where.gpu
     is_fp32 = best is not None and best.option.settings.precision == "fp32" and "precision" not in request.pinned
@@ -176,14 +195,6 @@ def hints_of(request: Request, best: Pick | None) -> Iterator[str]:
         yield _(
             "fp32 leaves the tensor cores idle. --vary precision allows bfloat16 weights, which are half as large and many times as fast."
         )
-
-
-def _logits_bytes(request: Request, micro_batch: int) -> int:
-    config = request.question.config or {}
-    vocabulary = (config.get("text_config") or config).get("vocab_size")
-    if request.base.task != "causal-lm" or not isinstance(vocabulary, int):
-        return 0
-    return _LOGITS_BYTES * vocabulary * request.length * micro_batch
 
 
 def assumptions_of(request: Request, found: Found) -> Iterator[str]:

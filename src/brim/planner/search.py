@@ -3,11 +3,16 @@
 A structure is passed over, and counted, where another one is known to be at least as good, where its weights alone are more than there
 is, or where it would be slower than the best even with all memory of the world. The best is therefore the best of the whole space, by the
 planner's own model; and since more memory only ever adds configurations, it never gets slower with more memory.
+
+Times that differ by less than the model's own error are not told apart: of such configurations the simplest is the plan (DDP before an
+engine that shards, no offload), and a chunked loss, of which every micro-batch takes a trace of its own, is tried only where it could gain
+more than that.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from brim.activity import doing
@@ -17,7 +22,7 @@ from brim.memory.ahead import trace_ahead
 from brim.planner.host import offload_fits
 from brim.planner.option import Option, Sampler
 from brim.planner.rates import rates_of
-from brim.planner.space import structures_of
+from brim.planner.space import may_chunk, structures_of
 from brim.step.cuts import Cut
 from brim.workload.resolve import Model
 
@@ -30,7 +35,15 @@ _WEIGHT_BYTES = {"fp32": 4.0, "amp-bf16": 4.0, "amp-fp16": 4.0, "bf16": 2.0, "fp
 _BASE_BYTES = {"lora": 2.0, "qlora": 0.5, "lora-8bit": 1.0}
 _ADAM_STATE = 2.0
 _SPREADS_WEIGHTS = ("zero3", "fsdp")
-_CHOICES = ("checkpointing", "attention", "sharding", "precision", "optimizer", "method", "offload")
+_CHOICES = ("checkpointing", "attention", "sharding", "precision", "optimizer", "method", "offload", "loss")
+TIME_ERROR = 0.10
+"""Of a predicted time: the median error over published runs was 9 percent (docs/gpu.md)."""
+LARGE_LOGITS = 0.10
+"""Of the limit: from here on a chunked loss is worth a look."""
+LOGITS_BYTES = 10
+"""For each logit of a micro-batch, at the peak: half precision, float32, and the gradient of that."""
+MOST_LOGITS_BYTES = 16
+"""The same, at most: as the model makes it, in float32, its softmax and its gradient."""
 _OFFLOADED_BYTES = 16
 """Per parameter on the host: float32 weight, gradient and two moments (DeepSpeed's own estimators, zero/stage_1_and_2.py and stage3.py)."""
 _PAGED_BYTES = 2
@@ -96,9 +109,50 @@ def search(request: Request) -> Found:
     if not found.options and failure is not None:
         raise failure
     _choose(found)
+    chunked = _with_chunked_loss(request, found)
+    if chunked:
+        found.options += chunked
+        found.considered += len(chunked) * len(request.cuts)
+        _choose(found)
     for option in found.options:
         option.keep()
     return found
+
+
+def _with_chunked_loss(request: Request, found: Found) -> list[Option]:
+    """Of the structures that were traced, with a chunked loss, those that could be faster than the best by more than the error of times."""
+    micro_batch = found.best.cut.micro_batch if found.best is not None else request.cuts[0].micro_batch
+    large = logits_bytes(request, micro_batch) > LARGE_LOGITS * request.where.limit_bytes
+    if not large or not may_chunk(request.pinned, request.base, request.question.model, request.where):
+        return []
+    most_seconds = found.best.seconds * (1 - TIME_ERROR) if found.best is not None else inf
+    smallest = request.cuts[0]
+    saved = logits_bytes(request, smallest.micro_batch) * MOST_LOGITS_BYTES // LOGITS_BYTES
+    hopeful = [
+        option
+        for option in found.options
+        if option.bound() < most_seconds and option.device_bytes(smallest) - saved <= option.room_bytes
+    ]
+    chunked = [option.with_settings(replace(option.settings, loss="chunked")) for option in hopeful]
+    trace_ahead([pair for option in chunked if (pair := option.wanted()) is not None])
+    traced = []
+    for option in chunked:
+        try:
+            option.trace()
+        except BrimError as error:  # a model without a plain head
+            found.passed_over[str(error)] = found.passed_over.get(str(error), 0) + len(request.cuts)
+        else:
+            traced.append(option)
+    return traced
+
+
+def logits_bytes(request: Request, micro_batch: int) -> int:
+    """About what the logits of a micro-batch take at their peak; 0 where the vocabulary is not known."""
+    config = request.question.config or {}
+    vocabulary = (config.get("text_config") or config).get("vocab_size")
+    if request.base.task != "causal-lm" or not isinstance(vocabulary, int):
+        return 0
+    return LOGITS_BYTES * vocabulary * request.length * micro_batch
 
 
 def _choose(found: Found) -> None:
@@ -110,6 +164,7 @@ def _choose(found: Found) -> None:
         best = _best(by_bound, finder)
         if best is None:
             return
+        best = _simplest(best, by_bound, finder)
         others = sorted([*_alternatives(best, by_bound, finder), *_smaller(best)], key=lambda pick: pick.seconds)
         # A bound let them pass; what is shown is looked at itself.
         trace_ahead([pair for pick in (best, *others) if (pair := pick.option.wanted(pick.cut)) is not None])
@@ -129,6 +184,28 @@ def _best(by_bound: list[Option], finder: _Finder) -> Pick | None:
     return best
 
 
+def _simplest(best: Pick, by_bound: list[Option], finder: _Finder) -> Pick:
+    """The simplest that is as fast as the best, as far as times can be told apart, and differs from it in nothing else."""
+    most_seconds = best.seconds * (1 + TIME_ERROR)
+    simpler = [
+        option
+        for option in by_bound
+        if _complexity(option.settings) < _complexity(best.option.settings)
+        and _but_for_engine(option.settings) == _but_for_engine(best.option.settings)
+        and option.bound() <= most_seconds
+    ]
+    picks = [pick for option in simpler if (pick := finder.pick(option)) is not None and pick.seconds <= most_seconds]
+    return min(picks, key=lambda pick: (_complexity(pick.option.settings), pick.seconds), default=best)
+
+
+def _complexity(settings: Settings) -> tuple[bool, bool]:
+    return settings.offload != "none", settings.sharding not in {None, "none", "ddp"}
+
+
+def _but_for_engine(settings: Settings) -> Settings:
+    return replace(settings, offload="none", sharding=None)
+
+
 class _Finder:
     """The fastest cut of each structure, found once; structures that differ little begin where others ended."""
 
@@ -138,7 +215,7 @@ class _Finder:
 
     def pick(self, option: Option) -> Pick | None:
         if id(option) not in self._picks:
-            alike = option.settings.checkpointing, option.settings.method
+            alike = option.settings.checkpointing, option.settings.method, option.settings.loss
             cut = option.fastest(self._ended.get(alike))
             if option.fitting is not None:
                 self._ended[alike] = option.fitting

@@ -1,7 +1,8 @@
 """Everything that a plan may choose, and why some of it need not be looked at.
 
-What the user said is pinned. Micro-batch, checkpointing, attention, precision, the implementation of AdamW and the engine that shards are
-free: they leave the recipe as it is. Another optimizer, another method and offload are tried only where the user lets them vary.
+What the user said is pinned. Micro-batch, checkpointing, attention, precision, the implementation of AdamW, a chunked loss and the engine
+that shards are free: they leave the recipe as it is. Another optimizer, another method and offload are tried only where the user lets them
+vary.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ _OTHER_OPTIMIZERS = ("adamw-8bit", "paged-adamw-8bit", "adafactor")
 _OTHER_METHODS = ("lora", "qlora")
 _SHARDINGS = ("ddp", "zero1", "zero2", "zero3", "fsdp")
 _ENGINES = ("zero1", "zero2", "zero3", "fsdp")
+
+_SCALES_OF_LOGITS = ("logits_scaling", "logit_scale", "lm_head_multiplier")
+"""Granite, Cohere, Falcon-H1."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,15 @@ def structures_of(pinned: dict[str, Any], base: Settings, model: object, where: 
         assert first is not None
         raise first
     return Space(tuple(found.values()), refused)
+
+
+def may_chunk(pinned: dict[str, Any], base: Settings, model: object, where: Where) -> bool:
+    """Whether a chunked loss may be chosen: it is the model's own loss, unless the model scales its logits behind its head."""
+    config = getattr(model, "config", None)
+    if config is None or where.gpu is None or "loss" in pinned or base.loss != "standard" or base.task != "causal-lm":
+        return False
+    inner = config.get("text_config") or config
+    return not any(inner.get(name) not in {None, 1} for name in _SCALES_OF_LOGITS)
 
 
 def read_vary(words: tuple[str, ...]) -> frozenset[str]:

@@ -17,7 +17,7 @@ from brim.record import STRICT, Bytes, Count, PositiveInt, Record, Seconds
 from brim.records.scaling import Scaling
 from brim.workload.records import Configuration, Workload
 from brim.workload.settings import Settings
-from brim.workload.words import Kind, Phase
+from brim.workload.words import Kind, Loss, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,6 +124,7 @@ class Candidate(Configuration):
 
     schema: ClassVar[str] = "brim.candidate/1"
 
+    loss: Loss = "standard"
     memory: MemoryPrediction | None = None
     speed: SpeedPrediction | None = None
     reasons: tuple[str, ...] = ()
