@@ -51,7 +51,7 @@ def test_a_run_that_goes_on_says_after_which_step(capsys: pytest.CaptureFixture[
     run_one(first)
     capsys.readouterr()
     steps(resume=first.state())
-    assert capsys.readouterr().err == f"{BEGIN}none. Goes on after step 1.\n"
+    assert capsys.readouterr().err == f"{BEGIN}none. Resuming after step 1.\n"
 
 
 def test_a_loop_that_is_left_says_so_and_after_which_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

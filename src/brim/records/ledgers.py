@@ -112,6 +112,8 @@ class LedgerHeader(Record):
     """ISO 8601, with the offset from UTC."""
     resumed_from_step: Count = 0
     """Steps that were already done. Lines of later steps that stand above this header are superseded by the lines below it."""
+    unrecorded_steps: tuple[tuple[PositiveInt, PositiveInt], ...] = ()
+    """First and last of steps that were taken and have no line: their lines were damaged and removed, or the ledger was lost."""
     observed: bool = False
     """Written by `brim observe`, which watches a script that is not brim's: how many sequences a step took is known, and not which."""
     seed: Count | None

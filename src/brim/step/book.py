@@ -15,6 +15,7 @@ from brim.records import BudgetLimit, LedgerEntry, LedgerHeader, LedgerSummary, 
 from brim.step.arguments import word
 from brim.step.checker import Checker
 from brim.step.ledger import LedgerWriter, Totals
+from brim.step.ledger_repair import last_step_of, listed, repair_ledger
 from brim.version import __version__
 
 if TYPE_CHECKING:
@@ -62,9 +63,17 @@ class Book:
         self._began = self._wait_seconds = 0.0
         self._watch = _Watch()
         reading = device.read()
+        self._last_recorded = 0
+        """The last step that the ledger holds from before."""
+        if path is not None and self._is_first_rank and resumed_from_step:
+            if path.is_file() and not is_quiet:  # the command has done it, before all else
+                repair_ledger(path, say)
+            self._last_recorded = last_step_of(path)
+        is_behind = path is not None and self._last_recorded < resumed_from_step
         header = LedgerHeader(
             started_at=datetime.now(UTC).astimezone().isoformat(timespec="seconds"),
             resumed_from_step=resumed_from_step,
+            unrecorded_steps=((self._last_recorded + 1, resumed_from_step),) if is_behind else (),
             seed=plan.seed,
             effective_batch=plan.effective_batch,
             sequences_in_data=plan.n,
@@ -93,6 +102,8 @@ class Book:
 
     def begin(self, wait_seconds: float = 0.0) -> None:
         """The data is there, the work begins."""
+        if self._writer is not None and not self.is_closed:
+            self._writer.restore_if_deleted()
         self._device.reset_peak()
         self._wait_seconds = wait_seconds
         self._began = time.perf_counter()
@@ -137,6 +148,11 @@ class Book:
         self._checker.check(entry, item.promised.tolist(), total.items)
         return entry
 
+    @property
+    def times_restored(self) -> int:
+        """How often the ledger was deleted under the run, and written again."""
+        return 0 if self._writer is None else self._writer.times_restored
+
     def settle(self) -> None:
         """See to it that the steps up to here are on the disk, before a checkpoint says that they were taken."""
         if self._writer is not None and not self.is_closed:
@@ -163,7 +179,15 @@ class Book:
             limit=self._guard.budget.format(self._guard.limit),
             ledger=_("none") if path is None else path,
         )
-        say(sentences(words, _("Goes on after step {step}.").format(step=resumed_from_step) if resumed_from_step else ""))
+        say(sentences(words, self._resumes(resumed_from_step)))
+
+    def _resumes(self, step: int) -> str:
+        if not step:
+            return ""
+        if self._last_recorded <= step:
+            return _("Resuming after step {step}.").format(step=step)
+        text = _("Resuming after step {step}; these steps will be repeated: {steps}.")
+        return text.format(step=step, steps=listed([(step + 1, self._last_recorded)]))
 
     def _say_if_unsupervised(self, entry: LedgerEntry) -> None:
         if entry.supervised_tokens or self._said_unsupervised or not self._is_first_rank:

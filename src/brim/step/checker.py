@@ -115,7 +115,13 @@ def broken_in(
     tokens = None if lengths is None else np.asarray(lengths)
     totals = Totals(headers[-1].resumed_from_step)
     expected = headers[0].resumed_from_step + 1
+    unrecorded = {step for header in headers for first, last in header.unrecorded_steps for step in range(first, last + 1)}
     for place, entry in enumerate(ledger.steps):
+        if not place:
+            # Where the first header was lost, its steps are still there.
+            expected = min(expected, entry.step)
+        while expected in unrecorded and expected < entry.step:
+            expected += 1
         if observed:
             broken = check_observed_step(entry, expected_step=expected)
         else:

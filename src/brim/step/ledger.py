@@ -2,7 +2,7 @@
 
 A line is appended by one write, so that a killed process leaves whole lines and at most one torn end. A run that continues cuts the torn
 end off and appends a new header; lines of steps that it takes again are superseded, never deleted. A full disk costs no training: lines
-wait in memory until they can be written.
+wait in memory until they can be written. Nor does `rm`: a file that is open outlives its name, and is copied back to it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ SYNC_SECONDS: Final = 10.0
 """The most that a power cut may cost. A killed process costs nothing: the system has the lines."""
 
 _KINDS: Final[dict[str, type[Line]]] = {"header": LedgerHeader, "step": LedgerEntry, "summary": LedgerSummary}
-_START: Final = b'{"schema": "brim.ledger/1", '
-_STEP: Final = _START + b'"kind": "step", '
+START: Final = b'{"schema": "brim.ledger/1", '
+_STEP: Final = START + b'"kind": "step", '
 _BLOCK_BYTES: Final = 1 << 16
 _TOKENS: Final = ("tokens", "padded_tokens", "supervised_tokens")
 
@@ -61,13 +61,15 @@ class LedgerWriter:
         """What `close` wrote."""
         self._on_trouble = on_trouble or _warn
         self._told = False
+        self.times_restored = 0
+        """How often the file was deleted while it was open, and written again."""
         self._totals = Totals(header.resumed_from_step)
         self._waiting = bytearray()
         self._synced = time.monotonic()
         self._started = self._synced if started is None else started
         self._stream = _open(self.path)
         size = self._stream.seek(0, os.SEEK_END)
-        self._waiting += _line(header)
+        self._waiting += line_of(header)
         try:
             self._flush()
             os.fsync(self._stream.fileno())
@@ -81,7 +83,8 @@ class LedgerWriter:
         """Append a step. Never fails for want of space: what cannot be written waits."""
         assert self.summary is None, "the ledger is closed"
         self._totals.add(entry)
-        self._waiting += _line(entry)
+        self._waiting += line_of(entry)
+        self.restore_if_deleted()
         try:
             self._flush()
             if time.monotonic() - self._synced >= SYNC_SECONDS:
@@ -95,16 +98,42 @@ class LedgerWriter:
 
         For whoever keeps a checkpoint: one that is ahead of the ledger would leave, after a power cut, steps that nothing can prove.
         """
+        self.restore_if_deleted()
         self._flush()
         self._synced = time.monotonic()
         os.fsync(self._stream.fileno())
+
+    def restore_if_deleted(self) -> None:
+        """Put the file back, with its folder and all its lines, where somebody has deleted or replaced it."""
+        try:
+            if not self._is_deleted():
+                return
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.exists():
+                self.path.rename(free_name(self.path))
+            self._stream = _copied_back(self._stream, self.path)
+        except OSError as error:
+            self._tell(error)
+            return
+        self.times_restored += 1
+        self._on_trouble(_("{path} was deleted while it was in use. It is restored with all its lines.").format(path=self.path))
+
+    def _is_deleted(self) -> bool:
+        mine = os.fstat(self._stream.fileno())
+        try:
+            there = self.path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        # Some network file systems give a file another number at every look; its size is then still the same.
+        return (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino) and there.st_size != mine.st_size
 
     def close(self, *, finished: bool, reason: str = "") -> LedgerSummary:
         """Write the summary and see to it that all is on the disk. A second call changes nothing."""
         if self.summary is not None:
             return self.summary
         self.summary = self._totals.summary(seconds=time.monotonic() - self._started, finished=finished, reason=reason)
-        self._waiting += _line(self.summary)
+        self._waiting += line_of(self.summary)
+        self.restore_if_deleted()
         try:
             try:
                 self._flush()
@@ -190,7 +219,7 @@ def parse_line(line: bytes | str, *, where: str = "JSON") -> Line:
     if text.startswith(_STEP):
         # As brim writes it. Nearly all lines are such, and this is a hundred times faster; what is wrong is said by the way below.
         with suppress(ValueError):
-            return _step_adapter().validate_json(b"{" + text[len(_START) :], strict=True)
+            return _step_adapter().validate_json(b"{" + text[len(START) :], strict=True)
     return _type_of(text, where).from_json(text, where=where)
 
 
@@ -200,7 +229,7 @@ def read_ledger(path: str | Path) -> Ledger:
     steps = _Steps(Path(path))
     summary: LedgerSummary | None = None
     superseded, torn, offset = 0, False, 0
-    with _open_to_read(path) as stream:
+    with open_to_read(path) as stream:
         for number, line in enumerate(stream, 1):
             try:
                 found = parse_line(line, where=_("{path}, line {number}").format(path=path, number=number))
@@ -247,7 +276,7 @@ class _Steps(Sequence[LedgerEntry]):
         return len(self._offsets)
 
     def __iter__(self) -> Iterator[LedgerEntry]:
-        with _open_to_read(self._path) as stream:
+        with open_to_read(self._path) as stream:
             for offset in self._offsets:
                 yield self._read(stream, offset)
 
@@ -258,7 +287,7 @@ class _Steps(Sequence[LedgerEntry]):
     def __getitem__(self, index: int | slice) -> LedgerEntry | Sequence[LedgerEntry]:
         if isinstance(index, slice):
             return _Steps(self._path, self._offsets[index], self._numbers[index])
-        with _open_to_read(self._path) as stream:
+        with open_to_read(self._path) as stream:
             return self._read(stream, self._offsets[index])
 
     def _read(self, stream: IO[bytes], offset: int) -> LedgerEntry:
@@ -284,7 +313,8 @@ def _larger(one: int | None, other: int | None) -> int | None:
     return max((size for size in (one, other) if size is not None), default=None)
 
 
-def _line(record: Line) -> bytes:
+def line_of(record: Line) -> bytes:
+    """As it stands in the file."""
     # A path may hold what is no letter; a ledger that cannot be written would be worse than a question mark in it.
     return (record.to_json(indent=None) + "\n").encode("utf-8", "replace")
 
@@ -318,7 +348,7 @@ def _open(path: Path) -> FileIO:
             raise UsageError(_("{path} is not a regular file, and a ledger cannot be kept there.").format(path=path))
         if not path.parent.is_dir():
             raise UsageError(_("The folder {folder} for the ledger does not exist.").format(folder=path.parent))
-        stream = FileIO(path, "a")
+        stream = FileIO(path, "a+")
         try:
             _lock(path, stream)
             _mend(path, stream)
@@ -331,6 +361,32 @@ def _open(path: Path) -> FileIO:
     except (OSError, ValueError) as error:
         raise _cannot_write(path, error) from error
     return stream
+
+
+def _copied_back(stream: FileIO, path: Path) -> FileIO:
+    """A deleted file that is still open, under its name again."""
+    part = path.with_name(f".{path.name}.part")
+    copy = FileIO(part, "w+")
+    try:
+        stream.seek(0)
+        while block := stream.read(_BLOCK_BYTES):
+            copy.write(block)
+        os.fsync(copy.fileno())
+        part.rename(path)
+    finally:
+        copy.close()
+    restored = FileIO(path, "a+")
+    _lock(path, restored)
+    stream.close()
+    return restored
+
+
+def free_name(path: Path) -> Path:
+    """`ledger.jsonl.damaged-1`, or the first number that is free."""
+    number = 1
+    while (name := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    return name
 
 
 def _lock(path: Path, stream: FileIO) -> None:
@@ -374,7 +430,7 @@ def _mend(path: Path, stream: FileIO) -> None:
 
 
 def _begins_a_ledger(first: bytes) -> bool:
-    if first[: len(_START)] == _START[: len(first)]:
+    if first[: len(START)] == START[: len(first)]:
         return True
     # What a power cut may leave of a file: its size, and zeros.
     return not first.strip(b"\0")
@@ -393,7 +449,8 @@ def _start_of_torn_line(stream: IO[bytes], size: int) -> int:
     return 0
 
 
-def _open_to_read(path: str | Path) -> IO[bytes]:
+def open_to_read(path: str | Path) -> IO[bytes]:
+    """A ledger that may not be there."""
     try:
         return Path(path).open("rb")
     except (OSError, ValueError) as error:
