@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 from brim.errors import UsageError
+from brim.sizes import MIB
 from brim.trainer import manifest
 from brim.trainer.checkpoints import last_checkpoint
 from brim.trainer.hf import last_whole_checkpoint
+from brim.trainer.summing import sums_while_writing
 from tests.trainer.saves import names, safe
 
 
@@ -62,8 +67,8 @@ def flip(path: Path) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (truncate, "optimizer.pt has "),
     "missing": (lambda path: (path / "rng_state.pth").unlink(), "rng_state.pth is missing."),
-    "garbage": (garbage, "trainer_state.json is not as it was written."),
-    "one-bit": (flip, "model.safetensors is not as it was written."),
+    "garbage": (garbage, "trainer_state.json is not as it was written: its bytes have changed."),
+    "one-bit": (flip, "model.safetensors is not as it was written: its bytes have changed."),
     "manifest": (lambda path: (path / manifest.MANIFEST).write_text("{"), "is not valid JSON"),
     "no-manifest-and-garbage": (garbage_alone, "trainer_state.json is damaged"),
     "no-manifest-and-truncated": (truncated_alone, "optimizer.pt is damaged"),
@@ -81,11 +86,11 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(
     damage(tmp_path / "checkpoint-2")
     assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-1"
     [sentence] = capsys.readouterr().err.splitlines()
-    assert sentence.startswith(f"brim: {tmp_path / 'checkpoint-2'} is passed over: ")
+    assert sentence.startswith(f"brim: {tmp_path / 'checkpoint-2'} is damaged and is not used: ")
     assert told in sentence
     assert last_whole_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
     shutil.rmtree(tmp_path / "checkpoint-1")
-    with pytest.raises(UsageError, match="no whole checkpoint") as caught:
+    with pytest.raises(UsageError, match="Every checkpoint in .* is damaged") as caught:
         last_checkpoint(tmp_path)
     assert told in caught.value.message
     assert last_checkpoint(tmp_path, none_is_error=False) is None
@@ -105,19 +110,76 @@ def test_without_checkpoints_there_is_nothing_to_say(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().err == ""
 
 
-def test_of_a_large_file_the_ends_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest, "_SUMMED_WHOLE_BYTES", 100)
-    monkeypatch.setattr(manifest, "_END_BYTES", 10)
-    file = tmp_path / "large"
-    sums = set()
-    for place in (0, 100, 299):
-        content = bytearray(300)
-        content[place] = 1
-        file.write_bytes(content)
-        sums.add(manifest.sum_of(file).crc32)
-    file.write_bytes(bytes(300))
-    assert manifest.sum_of(file).crc32 in sums  # the middle is not seen
-    assert len(sums) == 3
+# Every byte counts.
+
+BIG = 70 * MIB
+
+
+def big_checkpoint(folder: Path, step: int = 1) -> Path:
+    """A checkpoint whose weights and optimizer take more than 64 MiB each; nearly all of them zeros, so that it costs little."""
+    path = folder / manifest.name_of(step)
+    path.mkdir(parents=True)
+    (path / manifest.STATE).write_text("{}", encoding="utf-8")
+    with sums_while_writing() as sums:
+        safetensors.torch.save_file({"weight": torch.zeros(BIG, dtype=torch.uint8)}, path / "model.safetensors")
+        torch.save({"state": torch.zeros(BIG, dtype=torch.uint8)}, path / "optimizer.pt")
+    assert {Path(name).name for name in sums} == {"model.safetensors", "optimizer.pt"}
+    manifest.seal(path, step, sums=sums)
+    return path
+
+
+def flip_in_the_middle(file: Path) -> None:
+    with file.open("r+b") as stream:
+        stream.seek(file.stat().st_size // 2)
+        byte = stream.read(1)[0]
+        stream.seek(-1, os.SEEK_CUR)
+        stream.write(bytes([byte ^ 0x10]))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
+def test_one_flipped_bit_in_the_middle_of_a_large_file_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    path = big_checkpoint(tmp_path)
+    assert manifest.damage_of(path) is None
+    flip_in_the_middle(path / name)
+    with pytest.raises(UsageError, match=f"checkpoint-1: {name} is not as it was written") as caught:
+        last_checkpoint(tmp_path)
+    assert "Restore the named files from a backup" in (caught.value.hint or "")
+    make(tmp_path, 0)
+    capsys.readouterr()
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-0"
+    assert f"checkpoint-1 is damaged and is not used: {name} is not as it was written" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_an_older_brim_is_taken_and_said_to_be_not_fully_verified(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = big_checkpoint(tmp_path)
+    document = json.loads((path / manifest.MANIFEST).read_text(encoding="utf-8"))
+    document["schema"] = "brim.checkpoint/1"
+    for file in ("model.safetensors", "optimizer.pt"):
+        content = (path / file).read_bytes()
+        document["files"][file]["crc32"] = zlib.crc32(content[-MIB:], zlib.crc32(content[:MIB]))
+    (path / manifest.MANIFEST).write_text(json.dumps(document), encoding="utf-8")
+    flip_in_the_middle(path / "optimizer.pt")  # what it cannot show
+    assert last_checkpoint(tmp_path) == path
+    [sentence] = capsys.readouterr().err.splitlines()
+    assert "checkpoint-1 is not fully verified: an older brim wrote it, without a checksum of every byte." in sentence
+    assert manifest.check_files(path).unverified == ("model.safetensors", "optimizer.pt")
+    with (path / "optimizer.pt").open("r+b") as stream:
+        stream.write(b"?")
+    assert (manifest.damage_of(path) or "").startswith("optimizer.pt is not as it was written")
+
+
+def test_reading_a_checkpoint_reports_its_progress(tmp_path: Path) -> None:
+    path = big_checkpoint(tmp_path)
+    seen: list[tuple[str, int, int]] = []
+    last_checkpoint(tmp_path, progress=lambda *told: seen.append(told))
+    name, done, total = seen[-1]
+    assert (name, done) == ("checkpoint-1", total)
+    assert total == sum(file.stat().st_size for file in path.iterdir() if file.name != manifest.MANIFEST)
+    assert [done for _name, done, _total in seen] == sorted(done for _name, done, _total in seen)
 
 
 # Names and numbers.

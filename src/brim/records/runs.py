@@ -11,6 +11,7 @@ RUN/deepspeed.json      what DeepSpeed is told, with ZeRO; RUN/accelerate.yaml w
 RUN/evaluations.jsonl   one line an evaluation, `brim.evaluation/1`
 RUN/checkpoint-N/       to go on from; each is complete or not there
 RUN/config.json ...     the trained model, where `from_pretrained(RUN)` finds it
+RUN/brim_model.json     size and checksum of each of its files, `brim.checkpoint/2`
 """
 
 from __future__ import annotations
@@ -244,6 +245,8 @@ class TrainingResult(Record):
     promise_kept: bool
     broken: tuple[str, ...] = ()
     """What was not as promised, in sentences."""
+    lost_steps: tuple[tuple[PositiveInt, PositiveInt], ...] = ()
+    """First and last of steps that were taken and whose lines in the ledger were lost: nothing can be said about them."""
     short_steps: Count = 0
     """Steps that held less than the effective batch, because the data of an epoch ended: as promised."""
     splits: Count = 0
@@ -267,3 +270,56 @@ class TrainingResult(Record):
     seconds: Seconds = 0.0
     report: str = ""
     """The page, where one was written."""
+
+
+FileProblem = Literal["missing", "size", "content", "incomplete", "manifest", "not-a-folder", "unreadable", "lines"]
+"""`content`: same size, other bytes. `incomplete`: not written to its end. `manifest`: the list of files cannot be read. `lines`: lines of
+the ledger that are not valid records."""
+
+PartVerdict = Literal["whole", "not-fully-verified", "damaged"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileDamage:
+    """A file that is not as it was written."""
+
+    __pydantic_config__ = STRICT
+
+    file: str
+    """Its path in the folder of its part; empty where it is about the folder."""
+    problem: FileProblem
+    found_bytes: Bytes | None = None
+    written_bytes: Bytes | None = None
+    lines: tuple[PositiveInt, ...] = ()
+    """Of the ledger, counted from 1."""
+    detail: str = ""
+    """What the system or the reader says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartCheck:
+    """The files of the trained model, of one checkpoint, or the run's own records."""
+
+    __pydantic_config__ = STRICT
+
+    name: str
+    """`model`, `checkpoint-N` or `records`."""
+    verdict: PartVerdict
+    size_bytes: Bytes = 0
+    damages: tuple[FileDamage, ...] = ()
+    unverified: tuple[str, ...] = ()
+    """Files without a checksum of every byte: written by an older brim, or not by brim."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCheck(Record):
+    """The answer of `brim verify --run`: are the files of a run as they were written?"""
+
+    schema: ClassVar[str] = "brim.run-check/1"
+
+    folder: str
+    finished: bool
+    """Whether the trained model is there."""
+    verdict: PartVerdict
+    """The worst of its parts."""
+    parts: tuple[PartCheck, ...] = ()

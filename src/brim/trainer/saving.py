@@ -8,7 +8,6 @@ of one with the config of another.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,12 +19,15 @@ from brim.errors import RunError
 from brim.locale import _, sentences
 from brim.sizes import format_bytes
 from brim.trainer.loading import USED_CACHE
-from brim.trainer.manifest import disk_trouble, free_bytes
+from brim.trainer.manifest import MODEL_MANIFEST, disk_trouble, free_bytes, is_of_missing_file, seal, sync
+from brim.trainer.summing import sums_while_writing
 from brim.trainer.weights import bars_on_screens_only
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from brim.trainer.summing import Sums
 
 HIDDEN: Final = ".saving-model"
 _CONFIG: Final[str] = "config.json"
@@ -36,6 +38,16 @@ _OF_MODELS: Final = ("model*.safetensors", "model.safetensors.index.json", "pyto
 
 def save_model(trainer: Any, tokenizer: Any, folder: Path) -> None:
     """Write the trainer's model, as `from_pretrained(folder)` finds it. Weights that are half changed are never written."""
+    try:
+        _write_model(trainer, tokenizer, folder)
+    except RunError as error:
+        # Somebody has deleted the folder meanwhile. With several ranks the others are through with what is collective.
+        if trainer.args.world_size > 1 or not is_of_missing_file(error):
+            raise
+        _write_model(trainer, tokenizer, folder)
+
+
+def _write_model(trainer: Any, tokenizer: Any, folder: Path) -> None:
     hidden = folder / HIDDEN
     writes = bool(trainer.args.should_save)
     if writes:
@@ -45,9 +57,11 @@ def save_model(trainer: Any, tokenizer: Any, folder: Path) -> None:
         with _told(trainer.model, folder), _as_before_training(trainer.model), bars_on_screens_only():
             if writes:
                 _refuse_full_disk(trainer.model, folder)
-            trainer.save_model(str(hidden), _internal_call=True)
+            with sums_while_writing() as sums:
+                trainer.save_model(str(hidden), _internal_call=True)
             if writes:
-                _complete(hidden, tokenizer)
+                _complete(hidden, tokenizer, sums)
+                seal(hidden, trainer.state.global_step, sums=sums, name=MODEL_MANIFEST)
                 _move(hidden, folder)
     finally:
         if writes:
@@ -114,27 +128,17 @@ def _as_before_training(model: Any) -> Iterator[None]:
         inner.config.use_cache = now
 
 
-def _complete(hidden: Path, tokenizer: Any) -> None:
+def _complete(hidden: Path, tokenizer: Any, sums: Sums) -> None:
     if tokenizer is not None:
         tokenizer.save_pretrained(str(hidden))
     # The Trainer's arguments, pickled: nobody needs them to load a model.
     (hidden / TRAINING_ARGS_NAME).unlink(missing_ok=True)
-    for path in (*hidden.rglob("*"), hidden):
-        _flush(path)
-
-
-def _flush(path: Path) -> None:
-    """To the disk itself: a name must never be there before its content."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sums.pop(str((hidden / TRAINING_ARGS_NAME).absolute()), None)
 
 
 def _move(hidden: Path, folder: Path) -> None:
     names = sorted(path.name for path in hidden.iterdir())
-    last = [name for name in (_CONFIG, _ADAPTER_CONFIG) if name in names]
+    last = [name for name in (MODEL_MANIFEST, _CONFIG, _ADAPTER_CONFIG) if name in names]
     for name in last:
         (folder / name).unlink(missing_ok=True)
     for path in _outlived(folder, names):
@@ -144,7 +148,7 @@ def _move(hidden: Path, folder: Path) -> None:
         if target.is_dir() and not target.is_symlink():
             shutil.rmtree(target)
         (hidden / name).replace(target)
-    _flush(folder)
+    sync(folder)
 
 
 def _outlived(folder: Path, names: list[str]) -> list[Path]:
