@@ -55,7 +55,7 @@ SURFACE = {
         "--time-limit", "--tokenizer", "--trust-remote-code", "--unpadded", "-h", "-o", "model",
     ],
     "verify": [
-        "--attention", "--config", "--full", "--help", "--json", "--lang", "--max-length", "--output", "--precision", "--proofs",
+        "--attention", "--config", "--full", "--help", "--json", "--lang", "--max-length", "--output", "--precision", "--proofs", "--run",
         "--seed", "--seq-len", "--shrunk", "--task", "--trust-remote-code", "-h", "-o", "models",
     ],
     "stitch": [

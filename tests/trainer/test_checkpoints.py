@@ -310,6 +310,50 @@ def test_no_checkpoint_is_ahead_of_the_ledger(
     assert names(tmp_path) == ["checkpoint-2", "checkpoint-6"]
 
 
+# A folder that is deleted.
+
+
+def test_after_the_folder_is_deleted_the_next_step_is_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, seen = tmp_path / "run", []
+
+    def act(step: int) -> None:
+        if step == 5:
+            shutil.rmtree(run)
+        elif step == 6:
+            seen.extend(names(run))
+
+    safe(run, callbacks=[at_steps(act)]).train()
+    assert seen == ["checkpoint-5"]
+    assert names(run) == ["checkpoint-8", "checkpoint-9"]
+    assert [line["step"] for line in lines(run)] == list(range(1, 10))
+    assert f"{run / 'ledger.jsonl'} was deleted while it was in use." in capsys.readouterr().err
+
+
+def test_a_folder_that_is_deleted_while_it_is_written_costs_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    trainer = safe(run, max_steps=6)
+    save, times = trainer._save_scaler, iter(range(9))
+
+    def delete_once(folder: str) -> None:
+        if next(times) == 1:
+            shutil.rmtree(run)
+        save(folder)
+
+    monkeypatch.setattr(trainer, "_save_scaler", delete_once)
+    trainer.train()
+    [failed, saved] = said(capsys)
+    assert "The checkpoint of step 4 was not saved (the folder was deleted while it was written)" in failed
+    assert saved == "brim: the checkpoint of step 5 is saved."
+    assert names(run) == ["checkpoint-5", "checkpoint-6"]
+    assert [manifest.damage_of(path) for path in manifest.checkpoints(run)] == [None, None]
+    assert [line["step"] for line in lines(run)] == list(range(1, 7))
+
+
+# A disk that is full, for real.
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Four MiB, for real."""

@@ -145,7 +145,7 @@ def test_a_run_that_goes_on_says_so(whole: Any, tmp_path: Path, capsys: pytest.C
     cut(whole, tmp_path, 8)
     trainer_of(tmp_path, ROWS, **WHOLE).train(resume_from_checkpoint=True)
     first, last = (line for line in capsys.readouterr().err.splitlines() if line.startswith("brim: "))
-    assert first.endswith(f"ledger: {tmp_path / 'ledger.jsonl'}. Goes on after step 8.")
+    assert first.endswith(f"ledger: {tmp_path / 'ledger.jsonl'}. Resuming after step 8.")
     assert last.startswith("brim: the promise was kept. Steps: 1, sequences: 4, ")
 
 

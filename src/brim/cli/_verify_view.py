@@ -1,4 +1,4 @@
-"""A verification on the terminal: a pure view of the record."""
+"""A verification of a model, or of a run's files, on the terminal: pure views of the records."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from brim.cli._output import Column, indented, show, table
 from brim.locale import _
+from brim.sizes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from brim.records import Proof, ProofName, Verification
+    from brim.records import PartVerdict, Proof, ProofName, RunCheck, Verification
 
 _MARKS = {"pass": "✓", "fail": "✗", "not-applicable": "-", "error": "!"}
 
@@ -119,3 +120,36 @@ def _closing(found: Verification) -> str:
     return _("Not right: {names}. What was trained with it may be wrong even where it ran. {seconds}.").format(
         names=names, seconds=seconds
     )
+
+
+def show_run(found: RunCheck) -> None:
+    """Part by part, then every file that is damaged."""
+    from brim.trainer.manifest import words_of
+
+    columns = (Column(_("Part")), Column(_("Size"), right=True, rank=1), Column(_("Verdict")))
+    words: dict[PartVerdict, str] = {
+        "whole": _("✓ whole"), "not-fully-verified": _("! not fully verified"), "damaged": _("✗ damaged"),
+    }  # fmt: skip
+    show(table(columns, [(part.name, format_bytes(part.size_bytes), words[part.verdict]) for part in found.parts]), "")
+    for part in found.parts:
+        show(*(f"{part.name}: {words_of(damage)}" for damage in part.damages))
+    for part in found.parts:
+        if part.unverified:
+            text = _(
+                "{part} is not fully verified: an older brim wrote it, without a checksum of every byte of its files ({count})."
+            )
+            show(text.format(part=part.name, count=len(part.unverified)))
+    show(_run_closing(found))
+
+
+def _run_closing(found: RunCheck) -> str:
+    if found.verdict != "damaged":
+        if found.verdict == "whole":
+            return _("Every byte is as it was written.")
+        return _("No damage was found, and not every byte could be checked.")
+    damaged = [part.name for part in found.parts if part.verdict == "damaged"]
+    if any(part.name.startswith("checkpoint-") and part.verdict != "damaged" for part in found.parts):
+        text = _("Damaged: {parts}. `brim train --resume {folder}` continues from the last checkpoint that is not damaged.")
+    else:
+        text = _("Damaged: {parts}. Restore the files from a backup.")
+    return text.format(parts=", ".join(damaged), folder=found.folder)

@@ -1,4 +1,4 @@
-"""`brim verify`: is a model right at every batch size? Five proofs, on the CPU, in seconds."""
+"""`brim verify`: is a model right at every batch size? Five proofs, on the CPU, in seconds. With `--run`: are a run's files whole?"""
 
 from __future__ import annotations
 
@@ -27,10 +27,14 @@ _TASKS = ("causal-lm", "masked-lm", "seq2seq", "classification")
     N_(
         "Prove that a model is right at batch sizes above 1, on the CPU and without a tokenizer.\n\nMODEL is a catalogue name, a Hub id, "
         "a folder (of a model or of a PEFT adapter), a config.json, or module:function. Large models are proven on a shrunk copy: the "
-        "same code and head ratios, fewer layers, fresh weights. Exit code 1: a proof failed, or could not be run."
+        "same code and head ratios, fewer layers, fresh weights. Exit code 1: a proof failed, or could not be run.\n\nWith --run DIR, the "
+        "files of a run are compared with the checksums that were taken when they were written. Exit code 1: a file is damaged."
     )
 )
-@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
+@click.argument("models", metavar="MODEL...", nargs=-1)
+@option(
+    "--run", metavar="DIR", help=N_("Check the model, the checkpoints and the ledger of this run instead of a model's proofs.")
+)
 @option(
     "--attention",
     type=click.Choice(["eager", "sdpa", "flash2", "all"]),
@@ -54,14 +58,18 @@ _TASKS = ("causal-lm", "masked-lm", "seq2seq", "classification")
 @option("--trust-remote-code", is_flag=True, help=N_("Let a model's own Python code run. Read it first."))
 @click.pass_context
 def command(
-    ctx: click.Context, /, models: tuple[str, ...], as_json: bool, full: bool | None, shrunk: bool | None, seq_len: int | None,
-    output: str | None, **options: Any,
+    ctx: click.Context, /, models: tuple[str, ...], run: str | None, as_json: bool, full: bool | None, shrunk: bool | None,
+    seq_len: int | None, output: str | None, **options: Any,
 ) -> None:  # fmt: skip
     """Verify, and show what was found."""
+    if (run is None) == (not models):
+        raise UsageError(_("Give a MODEL, or --run DIR."), hint=_("brim verify MODEL; brim verify --run DIR"))
     if full and shrunk:
         raise UsageError(_("--full and --shrunk exclude each other."))
     if output is not None and not (output.strip() and Path(output).parent.is_dir() and not Path(output).is_dir()):
         raise UsageError(_("-o needs the name of a file in a folder that exists, and {path!r} is none.").format(path=output))
+    if run is not None:
+        ctx.exit(_verify_run(run, output, as_json=as_json))
     from brim.cli._verify_view import show_line
     from brim.proofs.subject import LENGTH
     from brim.proofs.verify import verify
@@ -78,6 +86,21 @@ def command(
             show_line(found[-1])
     _give(found, output, as_json=as_json)
     ctx.exit(0 if all(each.is_proven for each in found) else 1)
+
+
+def _verify_run(folder: str, output: str | None, *, as_json: bool) -> int:
+    from brim.cli._verify_view import show_run
+    from brim.trainer.verifying import TellReading, verify_run
+
+    found = verify_run(folder, progress=TellReading())
+    if output is not None:
+        found.write(Path(output))
+        note(_("Written: {paths}").format(paths=output))
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        show_run(found)
+    return 1 if found.verdict == "damaged" else 0
 
 
 def _give(found: list[Verification], output: str | None, *, as_json: bool) -> None:

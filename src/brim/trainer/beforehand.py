@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Any, Literal
 
 from brim.errors import UnsupportedError, UsageError
-from brim.locale import _
+from brim.locale import _, sentences
+from brim.sizes import format_bytes
+from brim.trainer import manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
+    from brim.records import RunCard
     from brim.trainer.request import TrainRequest
     from brim.workload.settings import Settings
 
@@ -49,6 +54,42 @@ def too_long_a_warmup(steps: int, total: int, rate: float) -> Iterator[str]:
     if steps > total:
         text = _("Warm-up takes {warmup} steps, and there are {total}: the learning rate never reaches {rate}.")
         yield text.format(warmup=steps, total=total, rate=rate)
+
+
+def too_little_disk(card: RunCard, folder: Path) -> Iterator[str]:
+    """Free space that checkpoints and the trained model will not fit into; an error where the disk is smaller than the model."""
+    model, checkpoint = bytes_on_disk(card)
+    free, total = manifest.free_bytes(folder), shutil.disk_usage(manifest.existing(folder)).total
+    facts = {
+        "folder": folder, "free": format_bytes(free), "total": format_bytes(total),
+        "model": format_bytes(model), "checkpoint": format_bytes(checkpoint),
+    }  # fmt: skip
+    if total < model:
+        text = _("The trained model takes about {model}, and the disk of {folder} has {total} in all.")
+        raise UsageError(text.format(**facts), hint=_("Give a folder on another disk with -o."))
+    # While one is written, those that are kept are still there.
+    saves = -(-card.total_steps // card.options.save_steps)
+    count = min(card.options.keep + 1, saves)
+    sizes = _("A checkpoint takes about {checkpoint} and the trained model {model}, and {folder} has {free} free.")
+    if free < checkpoint + model:
+        then = _("Not both of them fit: free some space, or give another folder with -o.")
+        yield sentences(sizes.format(**facts), then)
+    elif free < count * checkpoint + model:
+        then = _(
+            "With --keep {keep}, {count} checkpoints are there at once, so later saves will fail: free some space, or give --keep 1."
+        )
+        yield sentences(sizes.format(**facts), then.format(keep=card.options.keep, count=count))
+
+
+def bytes_on_disk(card: RunCard) -> tuple[int, int]:
+    """Of the trained model, and of a checkpoint: the same weights, and the optimizer's state."""
+    settings = card.settings
+    if settings.method == "full":
+        model = card.total_parameters * (2 if settings.precision in {"bf16", "fp16"} else 4)
+    else:
+        model = card.trainable_parameters * 4
+    state = card.predicted.by_kind.get("optimizer", 0) if card.predicted is not None else 0
+    return model, model + state * (card.world_size if card.is_sharded else 1)
 
 
 def _refuse_unknown_trackers(words: Sequence[str]) -> None:

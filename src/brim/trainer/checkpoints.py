@@ -29,9 +29,12 @@ from brim.trainer import manifest
 from brim.trainer.manifest import SAVING, last_checkpoint
 from brim.trainer.saving import needed_bytes
 from brim.trainer.stopping import Wish
+from brim.trainer.summing import sums_while_writing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+    from brim.trainer.manifest import FileSum
 
 __all__ = ["SafeSaving", "last_checkpoint"]
 
@@ -84,7 +87,11 @@ class SafeSaving(_AnyTrainer):  # type: ignore[misc]
         self._waiting_error: Exception | None = None
         self._unsaved: _Unsaved | None = None
         self._last_bytes = 0
+        self._sums: Mapping[str, FileSum] = {}
+        """Of the files of the checkpoint that is being written."""
         self._to_push: str | None = None
+        self._lost_folder = False
+        """The run's folder was deleted: what is in memory is all that there is, until it is saved."""
 
     def train(self, *args: Any, **keywords: Any) -> Any:
         """As the Trainer's; an error where the end of it could not be saved."""
@@ -96,11 +103,17 @@ class SafeSaving(_AnyTrainer):  # type: ignore[misc]
         return result
 
     def wish(self) -> int:
-        """A save that waits for room is wished for when there is."""
+        """A save that waits for room is wished for when there is; at once where all checkpoints were deleted."""
+        if self._lost_folder:
+            return int(super().wish()) | Wish.SAVE
         unsaved = self._unsaved
         if unsaved is None or not unsaved.waits_for_room or not self.args.should_save:
             return int(super().wish())
         return int(super().wish()) | (Wish.SAVE if self._room(unsaved.folder).is_enough else 0)
+
+    def ledger_was_restored(self) -> None:
+        """With the ledger the whole folder may be gone."""
+        self._lost_folder = not manifest.checkpoints(self._get_output_dir(None))
 
     def _prepare_for_training(self, *args: Any, **keywords: Any) -> Any:
         prepared = super()._prepare_for_training(*args, **keywords)
@@ -127,6 +140,7 @@ class SafeSaving(_AnyTrainer):  # type: ignore[misc]
             left = _Room(room.needed_bytes, manifest.free_bytes(folder))
             self._fail(folder, _not_written(self.state.global_step, folder, left, why), waits_for_room=False)
             return
+        self._lost_folder = False
         if self._unsaved is not None:
             self._unsaved = None
             self._say(_("brim: the checkpoint of step {step} is saved.").format(step=self.state.global_step))
@@ -163,7 +177,8 @@ class SafeSaving(_AnyTrainer):  # type: ignore[misc]
         self._is_writing, self._waiting_error, self._to_push = True, None, None
         error: Exception | None = None
         try:
-            super()._save_checkpoint(model, trial)
+            with sums_while_writing() as self._sums:
+                super()._save_checkpoint(model, trial)
         except RanksApartError:
             raise
         except Exception as raised:  # noqa: BLE001 (told to the other ranks, then raised)
@@ -190,12 +205,12 @@ class SafeSaving(_AnyTrainer):  # type: ignore[misc]
         if is_best:  # the Trainer has written where it was
             self.state.save_to_json(str(part / manifest.STATE))
         self.running.settle()
-        self._last_bytes = manifest.seal(part, self.state.global_step)
+        self._last_bytes = manifest.seal(part, self.state.global_step, sums=self._sums)
         manifest.put_in_place(part, final)
         manifest.rotate(final.parent, keep=self._keep, newest=final, best=self.state.best_model_checkpoint)
 
     def _agreed_trouble(self, error: Exception | None) -> str | None:
-        mine = None if error is None else (manifest.disk_trouble(error), reason_of(error))
+        mine = None if error is None else (manifest.disk_trouble(error) or self._deletion(error), reason_of(error))
         said = self.running.ranks.gather(mine)
         if error is not None and mine is not None and mine[0] is None:
             raise error
@@ -204,6 +219,12 @@ class SafeSaving(_AnyTrainer):  # type: ignore[misc]
                 text = _("Rank {rank} could not save its part of the checkpoint: {why}")
                 raise RunError(text.format(rank=rank, why=words[1]))
         return next((words[0] for words in said if words is not None), None)
+
+    def _deletion(self, error: BaseException) -> str | None:
+        """Whether somebody has deleted the folder while it was written."""
+        part = Path(self.args.output_dir) / SAVING / manifest.name_of(self.state.global_step)
+        is_gone = not part.is_dir() or not all(Path(file).is_file() for file in self._sums)
+        return _("the folder was deleted while it was written") if is_gone and manifest.is_of_missing_file(error) else None
 
     @contextmanager
     def _errors_wait(self) -> Iterator[None]:
@@ -251,13 +272,18 @@ class SafeSaving(_AnyTrainer):  # type: ignore[misc]
         else:
             then = _("What was written of it is removed. Training goes on, and tries again at the next save point.")
             hint = _("See that this disk is well, and that your quota and limits allow it.")
-        last = last_checkpoint(folder, none_is_error=False) if self.args.should_save else None
+        last = _last_kept(folder) if self.args.should_save else None
         there = _("There is no earlier checkpoint.") if last is None else _("The last one is {path}.").format(path=last)
         self._say(sentences(f"brim: {why}", then, there, hint))
 
     def _say(self, sentence: str) -> None:
         if self.is_world_process_zero():
             say(sentence)
+
+
+def _last_kept(folder: Path) -> Path | None:
+    """By sizes alone: this process wrote it, and reading all of it would hold up the training."""
+    return last_checkpoint(folder, none_is_error=False, with_sums=False)
 
 
 def _state_bytes(optimizer: Any) -> int:
@@ -280,7 +306,7 @@ def _not_written(step: int, folder: Path, room: _Room, why: str) -> str:
 
 
 def _ended_unsaved(unsaved: _Unsaved, step: int) -> RunError:
-    last = last_checkpoint(unsaved.folder, none_is_error=False)
+    last = _last_kept(unsaved.folder)
     if last is None:
         there = _("There is no earlier checkpoint.")
         hint = _("Make room in {folder} and start again.").format(folder=unsaved.folder)

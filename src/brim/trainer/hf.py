@@ -39,12 +39,13 @@ from brim.step.oom import Guard, evaluation_does_not_fit, failure_of, release, s
 from brim.step.randomness import Randomness
 from brim.step.ranks import Ranks
 from brim.trainer.callback import BrimBookkeeper
-from brim.trainer.manifest import MANIFEST, damage_of, last_checkpoint
+from brim.trainer.manifest import MANIFEST, check_files, last_checkpoint, not_fully_verified, words_of
 from brim.trainer.options import Options
 from brim.trainer.refusals import refuse_what_cannot_be_promised
 from brim.trainer.resuming import ExactResume, SeededSteps
 from brim.trainer.run import Run
 from brim.trainer.stopping import Wish, stop_here
+from brim.trainer.verifying import TellReading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -109,6 +110,8 @@ class BrimMixin(ExactResume):
         self._seen: tuple[Any, Any] | None = None
         self.saved_step: int | None = None
         """The last step that is in a checkpoint of this process."""
+        self.verified_checkpoint: str | None = None
+        """One that was read to its end already, and is as it was written."""
         self.stop_asked_by: int | None = None
         """A signal that asked this rank to finish its step, save and stop."""
         self.ended_because = ""
@@ -270,6 +273,9 @@ class BrimMixin(ExactResume):
 
     # What happens around the step.
 
+    def ledger_was_restored(self) -> None:
+        """The ledger was deleted while training, and is there again."""
+
     def wish(self) -> int:
         """What this rank wants all ranks to do at the end of the step."""
         return 0 if self.stop_asked_by is None else int(Wish.STOP)
@@ -298,7 +304,7 @@ class BrimMixin(ExactResume):
             self._run.refuse_if_torn()
         if resume_from_checkpoint is True:
             resume_from_checkpoint = last_whole_checkpoint(self.args.output_dir)
-        elif resume_from_checkpoint:
+        elif resume_from_checkpoint and resume_from_checkpoint != self.verified_checkpoint:
             _refuse_damaged(resume_from_checkpoint)
         if resume_from_checkpoint and self.args.ignore_data_skip:
             raise UsageError(
@@ -432,8 +438,10 @@ def attach(
 
 
 def last_whole_checkpoint(folder: str | Path, *, missing_is_error: bool = True) -> str | None:
-    """The newest checkpoint that is whole, by `manifest.py`."""
-    whole = last_checkpoint(folder, none_is_error=missing_is_error)
+    """The newest checkpoint that is whole, by `manifest.py`. Where it may be missing, sizes must do: nobody waits for it to be read."""
+    whole = last_checkpoint(
+        folder, none_is_error=missing_is_error, with_sums=missing_is_error, is_of_brim=False, progress=TellReading()
+    )
     if whole is None and missing_is_error:
         text = _("There is no whole checkpoint in {folder}.")
         raise UsageError(text.format(folder=folder), hint=_("Start without resume_from_checkpoint."))
@@ -441,9 +449,11 @@ def last_whole_checkpoint(folder: str | Path, *, missing_is_error: bool = True) 
 
 
 def _refuse_damaged(path: str) -> None:
-    damage = damage_of(Path(path))
-    if damage is not None:
+    check = check_files(Path(path), progress=TellReading())
+    if check.damages:
         raise UsageError(
-            _("{path} cannot be gone on from: {damage}").format(path=path, damage=damage),
+            _("Cannot resume from {path}: {damage}").format(path=path, damage=words_of(check.damages[0])),
             hint=_("Give another one, or resume_from_checkpoint=True for the newest that is whole."),
         )
+    if check.unverified and (Path(path) / MANIFEST).exists():
+        say(not_fully_verified(Path(path)))

@@ -32,7 +32,7 @@ from brim.records import (
     Verification,
 )
 from brim.sizes import format_bytes
-from brim.trainer.beforehand import device_here, refuse_beforehand
+from brim.trainer.beforehand import device_here, refuse_beforehand, too_little_disk
 from brim.trainer.commands import command_of
 from brim.trainer.crew import ENGINES, planned_in
 from brim.trainer.launch_files import launch_files
@@ -163,6 +163,8 @@ class Preparation:
             versions=versions(),
         )
         card = self._as_it_will_be_cut(card, probe, training.lengths, where)
+        disk = tuple(too_little_disk(card, self.request.output or Path()))
+        card = replace(card, notes=(*disk, *card.notes))
         shape = card.settings
         timeline = self._timeline(shape, where, shape.micro_batch, card.accumulation)
         shown = replace(card, settings=replace(settings, micro_batch=card.micro_batch, accumulation=card.accumulation))

@@ -25,6 +25,8 @@ DeviceWord = Literal["cpu", "cuda"]
 RUN_FILE = "run.json"
 LEDGER_FILE = "ledger.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
+PREPARED_FILES = (RUN_FILE, "plan.json", "probe.json", "verify.json", "timeline.json", "deepspeed.json", "accelerate.yaml")
+"""What a run's folder gets before the first step."""
 
 MAY_CHANGE = frozenset({
     "accumulation", "attention", "checkpointing", "data", "device", "epochs", "eval_batch", "eval_data", "eval_steps", "gpu_index", "gpus",

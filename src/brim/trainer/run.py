@@ -63,6 +63,7 @@ class Run:
         self._has_stepped = False
         self._rehearsal = Rehearsal()
         self._book: Book | None = None
+        self._times_restored = 0
         self._hooks: tuple[Any, ...] = ()
         self._engine: Engine | None = None
         self._model: Any = None
@@ -138,6 +139,9 @@ class Run:
         """The gradient of one whole step; its mean loss, the same on every rank."""
         assert self._book is not None
         self._book.begin(self.wait_seconds)
+        if self._book.times_restored > self._times_restored:
+            self._times_restored = self._book.times_restored
+            self._trainer.ledger_was_restored()
         self._item, self.grad_norm, self._rate, self._has_stepped = item, None, None, False
         with self._one_micro_batch_at_a_time():
             self.total = self._at_work.accumulate(item, error)

@@ -19,6 +19,7 @@ from brim.step.exchange import broadcast
 from brim.trainer.rank import exit_now, join, meet, watched
 from brim.trainer.ranks import World, without_engines
 from brim.trainer.train import done_already, nothing_left, only_one, prepare, result_of, written
+from brim.trainer.verifying import repair_records
 from brim.trainer.worker import Ended, error_of, work
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ def _prepared(
         return Ended.by(UsageError(_("--dry-run is for one process: leave the launcher out.")))
     try:
         stack.enter_context(only_one(folder))
+        if request.resumes is not None:
+            repair_records(folder, say)
         if done_already(request, folder) is not None:
             say(nothing_left(folder))
             return Ended(finished=True)

@@ -12,13 +12,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from brim.errors import BrimError, RunError, UsageError
+from brim.errors import BrimError, RecordError, RunError, UsageError
 from brim.locale import _
 from brim.machine.host import cache_folder
-from brim.machine.screen import without_hangup
+from brim.machine.screen import say as say_on_screen, without_hangup
 from brim.records import Launcher, Ledger, RunCard, TrainingResult
 from brim.trainer.ranks import World
-from brim.trainer.request import LEDGER_FILE, RUN_FILE, TrainRequest, read_request
+from brim.trainer.request import LEDGER_FILE, PREPARED_FILES, RUN_FILE, TrainRequest, read_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from brim.trainer.group import Group
 
 RUNS_FOLDER = "brim-runs"
-_OWN_FILES = (RUN_FILE, "plan.json", "probe.json", "verify.json", "timeline.json", "deepspeed.json", "accelerate.yaml")
 _LOCK_SECONDS = 10.0
 Say = Callable[[str], None]
 Tell = Callable[[RunCard], None]
@@ -55,6 +54,7 @@ def train(
     """
     from brim.trainer.crew import as_planned, crew_of, group_of
     from brim.trainer.doorway import door_of
+    from brim.trainer.verifying import repair_records
 
     world = World.of_environment()
     if resume is None and world.starts_before and output is not None and (Path(output) / RUN_FILE).is_file():
@@ -73,6 +73,8 @@ def train(
     if group is not None and is_joiner:
         return _join(request, folder, group, worker, say or _silence)
     with only_one(folder), door_of(group, say or _silence) as door:
+        if request.resumes is not None and not request.dry_run:
+            repair_records(folder, say or _silence)
         done = done_already(request, folder)
         if done is not None:
             (say or _silence)(nothing_left(folder))
@@ -153,7 +155,7 @@ def written(folder: Path, prepared: Any) -> Iterator[None]:
     except BrimError as error:
         is_new = before is None and not (folder / LEDGER_FILE).exists()
         if is_new and not any(folder.glob("checkpoint-*")):
-            for name in _OWN_FILES:
+            for name in PREPARED_FILES:
                 (folder / name).unlink(missing_ok=True)
             if not existed:
                 with contextlib.suppress(OSError):
@@ -209,8 +211,10 @@ def done_already(request: TrainRequest, folder: Path) -> TrainingResult | None:
         return None
     from brim.trainer.evaluations import read_evaluations
     from brim.trainer.manifest import last_checkpoint, step_of
+    from brim.trainer.verifying import model_damage
 
-    found = last_checkpoint(folder, say=_silence, none_is_error=False)
+    # By sizes: whoever trains on reads all of it, and one that is damaged leaves something to do.
+    found = last_checkpoint(folder, say=_silence, none_is_error=False, with_sums=False)
     taken = (step_of(found) or 0) if found is not None else 0
     total = request.max_steps or max(1, math.ceil(request.epochs * card.steps_per_epoch))
     if taken > total:
@@ -220,6 +224,8 @@ def done_already(request: TrainRequest, folder: Path) -> TrainingResult | None:
     if taken < total or not is_saved or card.total_steps != total:
         return None
     if card.evaluation_sequences and not any(entry.step == total for entry in read_evaluations(folder)):
+        return None
+    if model_damage(folder) is not None:
         return None
     return result_of(folder, stopped_by=None, finished=True)
 
@@ -290,6 +296,7 @@ def result_of(folder: Path, *, stopped_by: int | None, finished: bool) -> Traini
 
     from brim.step.checker import check_ledger
     from brim.step.ledger import read_ledger
+    from brim.step.ledger_repair import lost_steps, repair_ledger
     from brim.trainer.evaluations import read_evaluations
 
     card = RunCard.read(folder / RUN_FILE)
@@ -297,7 +304,12 @@ def result_of(folder: Path, *, stopped_by: int | None, finished: bool) -> Traini
         if stopped_by is None:
             raise RunError(_("The run has left no ledger in {folder}.").format(folder=folder))
         return _nothing_yet(folder, card, stopped_by=Signals(stopped_by).name)
-    ledger = read_ledger(folder / LEDGER_FILE)
+    try:
+        ledger = read_ledger(folder / LEDGER_FILE)
+    except RecordError:
+        # Damaged while the run went on. What it still holds is worth more than no result.
+        repair_ledger(folder / LEDGER_FILE, say_on_screen)
+        ledger = read_ledger(folder / LEDGER_FILE)
     broken = tuple(check_ledger(ledger))
     evaluations = read_evaluations(folder)
     sums = _sums(ledger, card.effective_batch)
@@ -310,6 +322,7 @@ def result_of(folder: Path, *, stopped_by: int | None, finished: bool) -> Traini
         effective_batch=card.effective_batch,
         promise_kept=not broken,
         broken=broken,
+        lost_steps=tuple(lost_steps(ledger)),
         evaluation=evaluations[-1] if evaluations else None,
         **_predicted(card),
         memory_limit_bytes=card.memory_limit_bytes,

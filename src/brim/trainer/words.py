@@ -217,7 +217,15 @@ def promise(result: TrainingResult) -> str:
     elif result.splits:
         splits = _("Memory ran out {count} times; slices were split and nothing was lost.").format(count=result.splits)
     skipped = _("Steps without an update: {count}.").format(count=result.skipped) if result.skipped else ""
-    return sentences(said, splits, skipped)
+    lost = _lost(result)
+    return sentences(said, splits, skipped, lost)
+
+
+def _lost(result: TrainingResult) -> str:
+    """Of steps that nothing is known about."""
+    count = sum(last - first + 1 for first, last in result.lost_steps)
+    text = _("The records of {count:,} earlier steps were lost with damaged lines of the ledger.")
+    return text.format(count=count) if count else ""
 
 
 def _peak(result: TrainingResult) -> str:

@@ -72,7 +72,7 @@ class Worker:
 
     def run(self) -> Ended:
         """Everything, in order."""
-        from brim.trainer.manifest import last_checkpoint, step_of
+        from brim.trainer.manifest import step_of
         from brim.trainer.stopping import StopOnSignal
 
         quiet_libraries()
@@ -90,8 +90,9 @@ class Worker:
         budget = self._taught(self.budget())
         self._warm_up()
         trainer, tokenizer = self._trainer(budget)
-        found = self._agreed(lambda: None if (newest := last_checkpoint(folder)) is None else str(newest))
+        found = self._agreed(self._checkpoint)
         checkpoint = None if found is None else Path(found)
+        trainer.verified_checkpoint = found
         self._count_from_here(trainer.model)
         if card.is_sharded:
             trainer.shard(folder, checkpoint)
@@ -126,6 +127,7 @@ class Worker:
         # Last: an evaluation that does not fit must not cost the model.
         if self._card.evaluation_sequences and not self._has_evaluated(trainer):
             trainer.evaluate()
+        trainer.restore_records()
         return Ended(finished=True)
 
     def _has_evaluated(self, trainer: Any) -> bool:
@@ -133,6 +135,18 @@ class Worker:
 
         step = trainer.state.global_step
         return bool(self._agreed(lambda: any(entry.step == step for entry in read_evaluations(self._folder))))
+
+    def _checkpoint(self) -> str | None:
+        """Where to continue: the last checkpoint of which every byte is as it was written."""
+        from brim.step.ledger_repair import last_step_of
+        from brim.trainer.manifest import last_checkpoint
+        from brim.trainer.verifying import TellReading, where_it_resumes
+
+        found = last_checkpoint(self._folder, progress=TellReading())
+        sentence = where_it_resumes(found, last_step_of(self._folder / LEDGER_FILE), self._card.total_steps)
+        if sentence:
+            self._say(sentence)
+        return None if found is None else str(found)
 
     def _agreed(self, look: Callable[[], Any]) -> Any:
         """What the first process finds in the folder, on all of them: another may look a moment earlier, or on a machine that sees a
