@@ -37,6 +37,7 @@ NAMES = (Path(__file__).parents[2] / "docs" / "names.md").read_text(encoding="ut
         (["--attn_implementation", "flash_attention_2"], ["--attention", "flash2"]),
         (["--save_total_limit=3"], ["--keep", "3"]),
         (["--epochs", "3", "model"], ["--epochs", "3", "model"]),
+        (["--offload", "optimizer", "lr", "output"], ["--offload", "optimizer", "lr", "output"]),
         (["--", "--bf16"], ["--", "--bf16"]),
     ],
     ids=lambda words: " ".join(words) or "nothing",

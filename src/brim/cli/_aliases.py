@@ -65,7 +65,7 @@ def in_our_spelling(arguments: Sequence[str], parameters: Iterable[click.Paramet
             return [*found, word, *waiting]
         name, has_value, value = word.partition("=")
         key, is_long = _key(name), name.startswith("--")
-        if key in spellings:
+        if name.startswith("-") and key in spellings:
             found += _replaced(name, value if has_value else None, waiting, spellings[key], given)
         elif is_long and has_model and key in MODEL_NAMES:
             found += [value] if has_value else [waiting.popleft()] if waiting else [word]
