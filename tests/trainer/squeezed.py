@@ -1,5 +1,5 @@
 """A worker that is really short of memory once: on one rank, at one step, in one phase. `BRIM_TEST_SQUEEZE=rank:step:phase`; the phase
-`killed` kills it there instead, and `saving` in the middle of the checkpoint of that step.
+`killed` kills it there instead, the name of a signal (`SIGSEGV`) ends it by that signal, and `saving` in the middle of the checkpoint of that step.
 
 Just before that phase the limit of the process falls to what it holds, so that torch's own allocation fails. Where the run goes on in this
 process, the next forward finds the memory as it was; where it is started anew, it happens only once, which a file remembers.
@@ -55,7 +55,7 @@ class Moment:
 
         def compute_loss(model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
             self._lift()
-            if self._phase in {"forward", "killed"} and trainer.model.training:
+            if (self._phase in {"forward", "killed"} or self._phase in signal.Signals.__members__) and trainer.model.training:
                 self._squeeze()
             loss = forward(model, inputs, *arguments, **keywords)
             if self._phase == "backward" and trainer.model.training:
@@ -97,6 +97,8 @@ class Moment:
         self._file.write_text(self._phase, encoding="utf-8")
         if self._phase == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self._phase in signal.Signals.__members__:
+            os.kill(os.getpid(), signal.Signals[self._phase])
         self._lifted = (child.data_limit(),)
         child.give_back_memory()
         child.set_data_limit(child.data_bytes() + _LITTLE_BYTES)
@@ -119,3 +121,8 @@ def _all_of(size: int) -> Iterator[Any]:
 def work(folder: Path, world: World) -> worker.Ended:
     """As `brim.trainer.worker.work`."""
     return Squeezed(folder, RunCard.read(folder / "run.json"), world).run()
+
+
+def main(arguments: list[str]) -> None:
+    """As `brim.trainer.worker.main`, for a process that is alone."""
+    worker.main(arguments, work)

@@ -235,7 +235,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_fewer_ranks_go_on(
     _need(sharding)
     folder = tmp_path / "run"
     monkeypatch.setenv(squeezed.VARIABLE, f"{victim}:5:killed")
-    with pytest.raises(BrimError, match=rf"Rank {victim} ended without a word") as caught:
+    with pytest.raises(BrimError, match=rf"Rank {victim} ended without reporting an error") as caught:
         train(model, folder, gpus=3, sharding=sharding, worker="tests.trainer.squeezed")
     assert time.time() - squeezed_at(folder) < BOUND_SECONDS
     assert f"--resume {folder}" in str(caught.value.hint)
@@ -252,7 +252,7 @@ def test_a_rank_that_is_killed_while_it_saves_leaves_the_checkpoint_before(
     _need(sharding)
     folder = tmp_path / "run"
     monkeypatch.setenv(squeezed.VARIABLE, f"{victim}:4:saving")
-    with pytest.raises(BrimError, match=rf"Rank {victim} ended without a word"):
+    with pytest.raises(BrimError, match=rf"Rank {victim} ended without reporting an error"):
         train(model, folder, gpus=2, sharding=sharding, worker="tests.trainer.squeezed")
     assert time.time() - squeezed_at(folder) < BOUND_SECONDS
     assert [path.name for path in checkpoints(folder)] == ["checkpoint-2"]

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from brim import locale
 from brim.errors import BrimError, ChildError, OutOfMemoryError
-from brim.locale import _
+from brim.locale import _, sentences
 from brim.machine import nvml
 from brim.machine.budget import MALLOC_ENVIRONMENT
 from brim.machine.child import PARENT_VARIABLE, kill_group
 from brim.machine.host import oom_kills
-from brim.machine.outcome import explain_signal
+from brim.records import RunCard
+from brim.sizes import format_bytes
 from brim.trainer.ranks import SECRET_VARIABLE
-from brim.trainer.request import LEDGER_FILE
+from brim.trainer.request import LEDGER_FILE, RUN_FILE
 from brim.trainer.worker import OUTCOME_VARIABLE, Ended, error_of
 
 if TYPE_CHECKING:
@@ -180,8 +181,38 @@ def died(status: int, folder: Path, *, killed_by_kernel: bool) -> BrimError:
     if status < 0:
         if -status == signal.SIGKILL and killed_by_kernel:
             return OutOfMemoryError(_("The kernel's out-of-memory killer ended the training."), family="killed", hint=hint)
-        return ChildError(explain_signal(-status), hint=hint)
+        message, workaround = explain_end(-status, folder)
+        return ChildError(message, hint=sentences(workaround, hint or "") or None)
     return ChildError(_("The training ended with exit code {code}, and said no more.").format(code=status), hint=hint)
+
+
+def explain_end(number: int, folder: Path) -> tuple[str, str]:
+    """A training process that a signal ended: the likely cause, and what to do about it."""
+    name = signal.Signals(number).name if number in signal.valid_signals() else str(number)
+    text = _("The training process was ended by signal {number} ({name}).").format(number=number, name=name)
+    with contextlib.suppress(BrimError, OSError):
+        card = RunCard.read(folder / RUN_FILE)
+        limit = card.memory_limit_bytes
+        if card.limit_is_hard and limit is not None and number in {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS}:
+            cause = _(
+                "It probably ran out of memory under --memory {limit}: native libraries (oneDNN, which computes bfloat16) crash where "
+                "an allocation fails."
+            )
+            way = _("Give a larger --memory, or a smaller --micro-batch.")
+            if card.settings.precision != "fp32":
+                way = _("Give a larger --memory, a smaller --micro-batch, or --precision fp32.")
+            return sentences(text, cause.format(limit=format_bytes(limit))), way
+    if number == signal.SIGILL:
+        return (
+            sentences(
+                text, _("The processor lacks an instruction that the program used; some virtual machines report AMX wrongly.")
+            ),
+            _("Set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment, or give --precision fp32."),
+        )
+    if number == signal.SIGKILL:
+        way = _("If memory ran out on this machine, give a smaller --memory or --micro-batch.")
+        return sentences(text, _("Usually that is the kernel's out-of-memory killer, a job scheduler, or a person.")), way
+    return sentences(text, _("A native library crashed.")), _("PYTHONFAULTHANDLER=1 in the environment shows where.")
 
 
 def how_to_go_on(folder: Path) -> str | None:

@@ -11,6 +11,7 @@ import errno
 import json
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,10 @@ def main(launcher: str, arguments: list[str]) -> int:
             _accelerate(arguments)
         else:
             _torchrun(arguments)
-    except (ChildFailedError, SignalException):
+    except ChildFailedError as error:
+        _tell_of_signals({rank: failure.exitcode for rank, failure in error.failures.items()}, Path(arguments[-2]))
+        return 1
+    except SignalException:
         return 1
     except Exception as error:  # noqa: BLE001 (the machines did not meet, a port is taken: said to whoever waits, in one sentence)
         _tell(error)
@@ -95,6 +99,23 @@ def _tell(error: Exception) -> None:
     why = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
     # What a rank has to say comes first.
     ended = Ended(error="ChildError", message=_("The processes did not meet: {why}.").format(why=why), is_echo=True)
+    write_atomically(Path(os.environ[OUTBOX_VARIABLE]) / "ended-launcher.json", json.dumps(vars(ended)))
+
+
+def _tell_of_signals(codes: dict[int, int], folder: Path) -> None:
+    """A rank that a signal ended said nothing itself. SIGTERM is how the launcher ends the ranks that are left."""
+    from brim.locale import _, activate, sentences
+    from brim.trainer.launching import explain_end, how_to_go_on
+    from brim.trainer.rank import OUTBOX_VARIABLE
+    from brim.trainer.worker import Ended
+
+    rank = next((rank for rank, code in codes.items() if code < 0 and -code not in {signal.SIGTERM, signal.SIGINT}), None)
+    if rank is None:
+        return
+    activate(os.environ.get("BRIM_LANG") or "en")
+    message, workaround = explain_end(-codes[rank], folder)
+    told = sentences(_("Rank {rank} ended without reporting an error.").format(rank=rank), message)
+    ended = Ended(error="ChildError", message=told, hint=sentences(workaround, how_to_go_on(folder) or "") or None)
     write_atomically(Path(os.environ[OUTBOX_VARIABLE]) / "ended-launcher.json", json.dumps(vars(ended)))
 
 

@@ -150,7 +150,9 @@ class Watch:
         for rank, (host, process, born_at) in self._peers.items():
             if host == here and rank != self._world.rank and born(process) != born_at and not self._is_done(rank):
                 return self._notice() or Notice(
-                    rank, _("Rank {rank} ended without a word: it was killed, or it crashed.").format(rank=rank), is_dead=True
+                    rank,
+                    _("Rank {rank} ended without reporting an error: it was killed, or it crashed.").format(rank=rank),
+                    is_dead=True,
                 )
         return None
 
