@@ -6,6 +6,7 @@ were taken elsewhere. All are public, so that code which watches a device can be
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -146,15 +147,21 @@ class OwnFootprint:
 class CpuDevice:
     """This process's own memory. Under a budget, `total_bytes` is the budget's limit; else what the host allows."""
 
+    process_bytes: ClassVar[int] = 0
+    """Under a hard limit: what the limit leaves to the process on top of the memory of its work. No part of `total_bytes`."""
     footprint: ClassVar[OwnFootprint | None] = None
     """Where the process has said what it held before its work began: bytes count from there, as predictions and probes count them."""
 
     @classmethod
     def count_from_here(cls, but_bytes: int = 0) -> OwnFootprint | None:
         """Take what this process holds now, but for so many bytes of it, as no part of its work. Linux only; elsewhere all of it counts."""
+        gc.collect()
         if child.HAS_DATA_LIMIT:
             before = cls.footprint or OwnFootprint(0, 0)
-            held = child.data_bytes(), child.resident_bytes() - child.file_bytes()
+            # Before free heap is given back: the pages come again when the heap is used again, within what it has mapped already.
+            own_bytes = child.resident_bytes() - child.file_bytes()
+            child.give_back_memory()
+            held = child.data_bytes(), own_bytes
             cls.footprint = OwnFootprint(max(before.data_bytes, held[0] - but_bytes), max(before.own_bytes, held[1] - but_bytes))
         return cls.footprint
 
@@ -174,10 +181,13 @@ class CpuDevice:
         files = child.file_bytes() if self.footprint is not None else 0
         held = own.data_bytes if limited else own.own_bytes
         used = max(0, (child.data_bytes() if limited else child.resident_bytes() - files) - held)
-        total = max(0, state.memory_bytes - held)
-        peak = max(used, (child.peak_resident_bytes() or 0) - files - own.own_bytes)
+        total = max(0, state.memory_bytes - held - (self.process_bytes if limited else 0))
+        peak = (child.peak_resident_bytes() or 0) - files - own.own_bytes
         if limited:
-            peak = min(peak, max(used, total))
+            # Pages that are touched again count as resident twice, and a limit counts what is mapped: no peak was above that.
+            peak = min(peak, child.peak_data_bytes() - held)
+            used = min(used, total)
+        peak = max(used, min(peak, total) if limited else peak)
         return Reading(
             total_bytes=total,
             free_bytes=state.available_bytes,

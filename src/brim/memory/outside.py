@@ -22,6 +22,11 @@ of just this size in the recorded traces."""
 CUBLAS_WORKSPACE_HOPPER_BYTES = 32 * MIB
 """sm90 (same file); sm100 and sm120 since pytorch#175344, February 2026."""
 
+PROCESS_BYTES = 4 * MIB
+PROCESS_HALF_BYTES = 12 * MIB
+"""CPU: by how much a process that trains grows besides its tensors after one forward and backward: the heap of Python and torch, and in
+half precision what oneDNN compiles for new shapes (each kernel maps 256 KiB and touches 4). Measured by `VmData`: docs/log.md."""
+
 WORKSPACES_FORWARD = 1
 WORKSPACES_TRAINING = 2
 
@@ -31,6 +36,11 @@ CONTEXT_EAGER_BYTES = 666_632_192
 NCCL_PAIR_BYTES = 544 * 10**6
 NCCL_GROUP_BYTES = 688 * 10**6
 """One communicator of two ranks, or of more, on four A100 with NVLink (nccl#964); linear in channels, so other machines differ."""
+
+
+def process_bytes(precision: str) -> int:
+    """What a process that trains on the CPU may take besides tensors, on top of its memory limit."""
+    return PROCESS_BYTES if precision == "fp32" else PROCESS_HALF_BYTES
 
 
 @dataclass(frozen=True)

@@ -184,6 +184,8 @@ class RunCard(Record):
     """The attention kernel that is expected there."""
     memory_limit_bytes: Bytes | None = None
     limit_is_hard: bool = False
+    process_bytes: Bytes = 0
+    """Where the limit is hard: what the process may take on top of it for the heap of Python and code that libraries compile."""
     predicted: MemoryPrediction | None = None
     """Of the costliest micro-batch of the steps as they will be cut."""
     total_parameters: Count = 0

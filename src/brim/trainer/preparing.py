@@ -18,6 +18,7 @@ import numpy as np
 from brim.errors import BrimError, OutOfMemoryError, RunError, UnsupportedError, UsageError
 from brim.locale import _, sentences
 from brim.memory.estimate import fill
+from brim.memory.outside import process_bytes
 from brim.memory.where import Where, find_where, on_chosen_card
 from brim.planner.reasons import too_few
 from brim.records import (
@@ -125,6 +126,7 @@ class Preparation:
         steps_per_epoch = -(-len(training) // planning.effective_batch)
         total = self._total_steps(steps_per_epoch)
         self._note_other_schedule(total)
+        is_hard = where.gpu is None and self.request.memory is not None
         card = RunCard(
             name=Path(self.request.model.name).name or self.request.model.name,
             model=str(self.request.asked["model"]),
@@ -152,7 +154,8 @@ class Preparation:
             device=self._device(where),
             kernel=settings.attention or "",
             memory_limit_bytes=where.limit_bytes,
-            limit_is_hard=where.gpu is None and self.request.memory is not None,
+            limit_is_hard=is_hard,
+            process_bytes=process_bytes(settings.precision) if is_hard else 0,
             predicted_step_seconds=best.speed.step_seconds if best.speed is not None else None,
             **self._loader(plan, probe, where),
             verified="proven" if verification is not None and not verification.failures() else "skipped",

@@ -100,6 +100,9 @@ class TellProgress(TrainerCallback):
     def _memory(self) -> str:
         reading = self._trainer.running.device.read()
         used, limit = reading.peak_reserved_bytes, self._card.memory_limit_bytes
+        if self._card.predicted is not None:
+            # The limit of a card counts the context too.
+            used += self._card.predicted.by_kind.get("context", 0)
         if limit is None:
             return format_bytes(used)
         return _("{used} of {limit}").format(used=format_bytes(used), limit=format_bytes(limit))

@@ -158,9 +158,15 @@ def _memory(card: RunCard) -> str:
     if card.predicted is None:
         return _("{limit} may be taken on {device}").format(limit=format_bytes(limit), device=card.device)
     needed = card.predicted.peak_device_bytes
-    text = _("{needed} predicted of {limit} ({share:.0%}) on {device}")
+    if card.device == "cpu":
+        text = _("{needed} predicted of {limit} ({share:.0%}) on {device}")
+    else:
+        text = _("{needed} predicted with the CUDA context, of {limit} ({share:.0%}) on {device}")
     said = text.format(needed=format_bytes(needed), limit=format_bytes(limit), share=needed / max(1, limit), device=card.device)
-    return _("{said}; the limit is hard").format(said=said) if card.limit_is_hard else said
+    if not card.limit_is_hard:
+        return said
+    text = _("{said}; the limit is hard, with {process} on top of it for the Python heap and compiled code")
+    return text.format(said=said, process=format_bytes(card.process_bytes))
 
 
 def _proven(card: RunCard) -> str:
@@ -232,20 +238,22 @@ def _peak(result: TrainingResult) -> str:
     if result.peak_bytes is None:
         return _("not measured")
     said = _("{peak} at the peak").format(peak=format_bytes(result.peak_bytes))
+    limit = result.memory_limit_bytes
     if result.predicted_bytes and result.predicted_reserved_bytes:
-        # Measured is what the allocator has reserved, so the prediction of the same comes first.
-        text = _("{peak} reserved at the peak, {predicted} predicted ({device} with the CUDA context)")
+        # Measured is what the allocator has reserved, so the prediction of the same comes first. The limit is one of the device.
+        text = _("{peak} reserved at the peak, {predicted} predicted; with the CUDA context {device} predicted")
         said = text.format(
             peak=format_bytes(result.peak_bytes),
             predicted=format_bytes(result.predicted_reserved_bytes),
             device=format_bytes(result.predicted_bytes),
         )
-    elif result.predicted_bytes:
+        return _("{said} of {limit} allowed").format(said=said, limit=format_bytes(limit)) if limit else said
+    if result.predicted_bytes:
         text = _("{said}, {predicted} predicted")
         said = text.format(said=said, predicted=format_bytes(result.predicted_bytes))
-    if result.memory_limit_bytes:
-        said = _("{said}, {limit} allowed").format(said=said, limit=format_bytes(result.memory_limit_bytes))
-    return said
+    if limit:
+        said = _("{said}, {limit} allowed").format(said=said, limit=format_bytes(limit))
+    return _("{said} (not counted: what Python and its libraries hold)").format(said=said) if result.predicted_bytes else said
 
 
 def format_seconds(seconds: float) -> str:

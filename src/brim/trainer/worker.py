@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 OUTCOME_VARIABLE = "BRIM_OUTCOME_FD"
 """Where the parent listens."""
+_FREE_SHARE = 0.8
+"""Of the machine's free memory, for what runs before the limit is set."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ class Worker:
         found = self._agreed(self._checkpoint)
         checkpoint = None if found is None else Path(found)
         trainer.verified_checkpoint = found
+        if card.device == "cpu" and not card.is_sharded:
+            self._check_loss(trainer)
         self._count_from_here(trainer.model)
         if card.is_sharded:
             trainer.shard(folder, checkpoint)
@@ -196,8 +200,6 @@ class Worker:
         child.warm_up_torch(torch)
         square = np.ones((64, 64))
         square @ square
-        gc.collect()
-        child.give_back_memory()
         if card.device == "cpu":
             CpuDevice.count_from_here()
 
@@ -242,12 +244,24 @@ class Worker:
             trainer.add_callback(TellProgress(card, trainer))
         return trainer, tokenizer
 
+    def _check_loss(self, trainer: Any) -> None:
+        """Before the limit is set: the check runs two sequences at once, which a micro-batch of one never does; where oneDNN gets no memory
+        for its code, it crashes (SIGSEGV); and what it compiles here, and the heap that grows, is no memory of the step. Only what the
+        machine has left limits it.
+        """
+        from brim.machine.host import host
+
+        if self._card.limit_is_hard:
+            free = int(_FREE_SHARE * host().available_bytes / self._world.local_size)
+            child.set_data_limit(child.data_bytes() + free)
+        trainer.ask_counting()
+        if self._card.limit_is_hard:
+            child.set_data_limit(None)
+
     def _count_from_here(self, model: Any) -> None:
         """The model counts; the Trainer around it does not."""
         from brim.machine.device import CpuDevice
 
-        gc.collect()
-        child.give_back_memory()
         if self._card.device == "cpu":
             held = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in _tensors(model)}
             CpuDevice.count_from_here(but_bytes=sum(held.values()))
@@ -270,7 +284,8 @@ class Worker:
                 ),
                 hint=_("Give a larger --memory."),
             )
-        child.set_data_limit(own.data_bytes + limit)
+        CpuDevice.process_bytes = card.process_bytes
+        child.set_data_limit(own.data_bytes + limit + card.process_bytes)
 
     def _say(self, sentence: str) -> None:
         if self._world.is_first:

@@ -34,15 +34,21 @@ class ShardedTraining(_AnyTrainer):  # type: ignore[misc]
 
     shards: Shards | None = None
     counting: Counting | None = None
-    """What the loss is a mean of, where that was asked while the model was whole."""
+    """What the loss is a mean of, where that was asked before training."""
     _card: RunCard
+
+    def ask_counting(self) -> None:
+        """Before training prepares the model."""
+        run = Run(self, self.get_train_dataloader().dataset)
+        with self.accelerator.autocast():
+            self.counting = run.ask_counting(self.model)
 
     def shard(self, folder: Path, checkpoint: Path | None) -> None:
         """Cut the model, with the weights of the checkpoint it goes on from."""
         if checkpoint is not None:
             super()._load_from_checkpoint(str(checkpoint))
         # Asked now: in pieces, parameters have no gradients of their own.
-        self.counting = Run(self, self.get_train_dataloader().dataset).ask_counting(self.model)
+        self.ask_counting()
         self.shards = make_shards(self.model, self._card, folder, lambda _model: self.make_optimizer())
         self.optimizer = self.shards.optimizer
         self.model_wrapped = self.shards.model
