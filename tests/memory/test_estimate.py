@@ -105,7 +105,8 @@ def test_live_bytes_never_fall_when_more_is_asked(tmp_path: Path, name: str, val
 
 
 def test_dropout_before_the_adapters_takes_memory_and_alpha_takes_none(tmp_path: Path) -> None:
-    model, base = folder(tmp_path, LLAMA), {"method": "lora", "seq_len": 128}
+    model = folder(tmp_path, LLAMA)
+    base: dict[str, Any] = {"method": "lora", "seq_len": 128}
     usual = brim.estimate(model, gpu="t4", **base)
     assert usual.settings.lora_alpha == 16
     assert brim.estimate(model, gpu="t4", lora_rank=32, **base).settings.lora_alpha == 64

@@ -125,6 +125,11 @@ def test_a_chunked_loss_runs_as_few_chunks_however_many_tokens_there_are(monkeyp
     """Each of them twice: in forward, and again in backward; in two steps."""
     begun: list[int] = []
     enter = Tracer.enter_chunk
-    monkeypatch.setattr(Tracer, "enter_chunk", lambda tracer, chunk: (begun.append(chunk), enter(tracer, chunk)))
+
+    def enter_and_count(tracer: Tracer, chunk: int) -> None:
+        begun.append(chunk)
+        enter(tracer, chunk)
+
+    monkeypatch.setattr(Tracer, "enter_chunk", enter_and_count)
     trace_step(replace(_setup(LLAMA, 3, loss="chunked"), micro_batch=200, length=256), GPU)
     assert len(begun) == 2 * 2 * TRACED_CHUNKS
