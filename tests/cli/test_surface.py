@@ -30,14 +30,14 @@ SURFACE = {
     ],
     "gpus": ["--bf16", "--config", "--help", "--json", "--lang", "--min-memory", "--vendor", "-h", "name"],
     "max": [
-        "--accumulation", "--attention", "--base-dtype", "--batch-size", "--checkpointing", "--config", "--data", "--device",
+        "--accumulation", "--attention", "--base-dtype", "--batch-size", "--checkpointing", "--columns", "--config", "--data", "--device",
         "--effective-batch", "--eval-batch", "--freeze", "--gpu", "--gpus", "--grad-accum", "--gradient-as-bucket-view", "--help",
         "--json", "--lang", "--lora-alpha", "--lora-dropout", "--lora-dtype", "--lora-rank", "--lora-targets", "--loss", "--margin",
         "--max-grad-norm", "--max-length", "--memory", "--method", "--nodes", "--offload", "--optimizer", "--padded", "--precision",
         "--probe", "--seq-len", "--sharding", "--target-len", "--task", "--tokenizer", "--trust-remote-code", "--unpadded", "-h", "model",
     ],
     "plan": [
-        "--accumulation", "--apply", "--attention", "--base-dtype", "--batch-size", "--checkpointing", "--config", "--data", "--device",
+        "--accumulation", "--apply", "--attention", "--base-dtype", "--batch-size", "--checkpointing", "--columns", "--config", "--data", "--device",
         "--drop-last", "--effective-batch", "--emit", "--epochs", "--eval-batch", "--freeze", "--from-batch", "--gpu", "--gpus",
         "--grad-accum", "--gradient-as-bucket-view", "--help", "--host-cores", "--host-memory", "--json", "--lang", "--learning-rate",
         "--link", "--lora-alpha", "--lora-dropout", "--lora-dtype", "--lora-rank", "--lora-targets", "--loss", "--lr", "--margin",
@@ -47,7 +47,7 @@ SURFACE = {
         "model",
     ],
     "probe": [
-        "--accumulation", "--attention", "--base-dtype", "--batch-size", "--checkpointing", "--config", "--data", "--device",
+        "--accumulation", "--attention", "--base-dtype", "--batch-size", "--checkpointing", "--columns", "--config", "--data", "--device",
         "--effective-batch", "--eval-batch", "--freeze", "--fresh", "--gpu-index", "--gpus", "--grad-accum", "--gradient-as-bucket-view",
         "--help", "--json", "--lang", "--lora-alpha", "--lora-dropout", "--lora-dtype", "--lora-rank", "--lora-targets", "--loss",
         "--margin", "--max-grad-norm", "--max-length", "--max-trials", "--memory", "--method", "--micro-batch", "--nodes", "--objective",

@@ -101,10 +101,10 @@ def test_no_file_takes_much_memory(tmp_path: Path, kind: str) -> None:
         unit = {"gzip line": b"x" * (1 << 20), "gzip lines": b'{"text": "a"}\n' * (1 << 16), "gzip blanks": b"\n" * (1 << 20)}[
             kind
         ]
-        with gzip.open(path, "wb", compresslevel=1 if kind == "gzip lines" else 9) as packed:
+        with gzip.open(path, "wb", compresslevel=9) as packed:
             for _ in range(1 << 9):
                 packed.write(unit)
-        said = said if kind == "gzip line" else "unpack to more than" if kind == "gzip blanks" else "unpack"
+        said = said if kind == "gzip line" else "unpack to more than"
     elif kind == "csv":
         path = tmp_path / "a.csv"
         path.write_bytes(b'text\n"' + b'a\n","' * (100 << 18))

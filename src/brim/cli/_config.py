@@ -166,7 +166,8 @@ def _check(path: str, key: str, value: Any, parameter: click.Parameter, ctx: cli
     if parameter.multiple and isinstance(value, str):
         value = [value]
     takes_lists = parameter.multiple or parameter.nargs != 1 or getattr(parameter.type, "takes_lists", False)
-    if isinstance(value, dict) or (isinstance(value, list) and not takes_lists):
+    takes_mappings = getattr(parameter.type, "takes_mappings", False)
+    if (isinstance(value, dict) and not takes_mappings) or (isinstance(value, list) and not takes_lists):
         text = _("{path}: {key} takes one value, and the file gives {found}.")
         raise ConfigError(text.format(path=path, key=key, found=_("a mapping") if isinstance(value, dict) else _("a list")))
     try:

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
+from brim.workload.reading import sources_in
 from brim.workload.records import Workload
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ def _workload_words(workload: Workload, flags: dict[str, str]) -> Iterator[str]:
 def _data_words(record: Plan | Measurement) -> Iterator[str]:
     if record.data is None or not record.data.source:
         return
-    yield from ("--data", record.data.source)
+    for source in sources_in(record.data.source):
+        yield from ("--data", source)
     if record.data.counted_by.startswith(_TOKENIZER):
         yield from ("--tokenizer", record.data.counted_by.removeprefix(_TOKENIZER))

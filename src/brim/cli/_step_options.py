@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from brim.cli._aliases import Refused
+from brim.cli._aliases import DATA_NAMES, Refused
 from brim.cli._command import Size, option
 from brim.cli._numbers import POSITIVE, Number
 from brim.locale import N_
@@ -83,6 +83,45 @@ MICRO_BATCH = option(
     config_words={"auto_find_batch_size": {False: None, True: Refused(_FOUND_ANYWAY)}},
     help=N_("Sequences in one forward pass on one device. Default: 1."),
 )
+
+
+class Columns(click.ParamType[dict[str, str]]):
+    """`source=question,target=answer`; a mapping in a config file."""
+
+    name = "columns"
+    takes_lists = True
+    takes_mappings = True
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, str]:
+        """What each column means."""
+        if isinstance(value, dict):
+            return {str(role): str(column) for role, column in value.items()}
+        from brim.locale import _
+
+        pairs = [part.partition("=") for part in value.split(",")]
+        if not all(role.strip() and equals and column.strip() for role, equals, column in pairs):
+            self.fail(_("write source=COLUMN,target=COLUMN."), param, ctx)
+        return {role.strip(): column.strip() for role, _equals, column in pairs}
+
+
+def _one_or_several(_context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]) -> Any:
+    return (value if len(value) > 1 else value[0]) if value else None
+
+
+def data_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`--data`, once or several times; a list in a config file."""
+    return option("--data", multiple=True, metavar="FILE", config_names=DATA_NAMES, callback=_one_or_several, help=help_text)
+
+
+COLUMNS_OPTION = option(
+    "--columns",
+    type=Columns(),
+    metavar="NAMES",
+    help=N_(
+        "What your columns are: prompt=q,response=a; any name that brim knows, before your own. Default: recognised by their names."
+    ),
+)
+
 STEP_OPTIONS = (
     option("--task", type=click.Choice(get_args(Task)), help=N_("What the model learns. Default: the model's own task.")),
     option(

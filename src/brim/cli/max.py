@@ -9,7 +9,7 @@ import click
 from brim.cli._command import verb
 from brim.cli._output import grid, print_json, show
 from brim.cli._progress import progress
-from brim.cli._step_options import DEVICE_OPTIONS, MICRO_BATCH, STEP_OPTIONS, given_settings, with_options
+from brim.cli._step_options import COLUMNS_OPTION, DEVICE_OPTIONS, MICRO_BATCH, STEP_OPTIONS, given_settings, with_options
 from brim.cli.plan import DATA, EFFECTIVE_BATCH, MARGIN, PROBE, TOKENIZER, TRUST_REMOTE_CODE, check_device, command_line
 from brim.locale import N_, _
 from brim.sizes import format_bytes
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from brim.planner.answers import Largest
     from brim.records import Candidate
 
-_WORKLOAD_OPTIONS = (DATA, TOKENIZER, EFFECTIVE_BATCH)
+_WORKLOAD_OPTIONS = (DATA, COLUMNS_OPTION, TOKENIZER, EFFECTIVE_BATCH)
 _STEP_OPTIONS = tuple(each for each in STEP_OPTIONS if each is not MICRO_BATCH)
 
 

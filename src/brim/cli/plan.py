@@ -9,12 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from brim.cli._aliases import BATCH_NAMES, DATA_NAMES, TOKENIZER_NAMES
+from brim.cli._aliases import BATCH_NAMES, TOKENIZER_NAMES
 from brim.cli._command import Size, option, verb
 from brim.cli._numbers import POSITIVE, Number
 from brim.cli._output import note, print_json, show
 from brim.cli._progress import progress
-from brim.cli._step_options import DEVICE_OPTIONS, EPOCHS_NAMES, STEP_OPTIONS, Words, given_settings, with_options
+from brim.cli._step_options import (
+    COLUMNS_OPTION,
+    DEVICE_OPTIONS,
+    EPOCHS_NAMES,
+    STEP_OPTIONS,
+    Words,
+    data_option,
+    given_settings,
+    with_options,
+)
 from brim.errors import UsageError
 from brim.locale import N_, _
 
@@ -31,12 +40,7 @@ EFFECTIVE_BATCH = option(
     config_names=BATCH_NAMES,
     help=N_("Sequences per optimizer step over all GPUs, kept exactly. Default: 32, or micro-batch x accumulation x GPUs."),
 )
-DATA = option(
-    "--data",
-    metavar="FILE",
-    config_names=DATA_NAMES,
-    help=N_("jsonl, json, parquet, csv or a datasets folder: its real lengths decide."),
-)
+DATA = data_option(N_("jsonl, json, parquet, csv, text or a datasets folder: its real lengths decide; again for more files."))
 TOKENIZER = option(
     "--tokenizer",
     metavar="NAME",
@@ -52,6 +56,7 @@ TRUST_REMOTE_CODE = option("--trust-remote-code", is_flag=True, help=N_("Let a m
 WORKLOAD_OPTIONS = (
     EFFECTIVE_BATCH,
     DATA,
+    COLUMNS_OPTION,
     TOKENIZER,
     option("--samples", **POSITIVE, help=N_("Sequences in an epoch. Default: those of --data.")),
     option(
@@ -238,7 +243,7 @@ def _plan(ctx: click.Context, model: str | None, emit: Any, output: str | None, 
     ctx.exit(0 if found.fits else 1)
 
 
-def _write(found: Plan, emit: Any, output: str | None, data: str | None) -> None:
+def _write(found: Plan, emit: Any, output: str | None, data: Any) -> None:
     """Files into the folder; nothing where nothing fits."""
     from pathlib import Path
 
@@ -249,7 +254,7 @@ def _write(found: Plan, emit: Any, output: str | None, data: str | None) -> None
         note(_("Nothing fits, so nothing is written."))
         return
     folder = Path(output or "brim-plan")
-    written = emit_files(found, emit, folder, data=data) if emit is not None else None
+    written = emit_files(found, emit, folder, data=data if isinstance(data, str) else None) if emit is not None else None
     folder.mkdir(parents=True, exist_ok=True)
     found.write(folder / "plan.json")
     written = replace(written or Emitted(texts={}), paths=(folder / "plan.json", *(written.paths if written is not None else ())))

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from brim.cli._aliases import BATCH_NAMES, DATA_NAMES, TOKENIZER_NAMES
+from brim.cli._aliases import BATCH_NAMES, TOKENIZER_NAMES
 from brim.cli._command import Size, option, verb
 from brim.cli._numbers import POSITIVE, Number, WholeNumber
 from brim.cli._output import note, print_json, show
-from brim.cli._step_options import STEP_OPTIONS, given_settings, with_options
+from brim.cli._step_options import COLUMNS_OPTION, STEP_OPTIONS, data_option, given_settings, with_options
 from brim.errors import EXIT_INTERRUPTED, UsageError
 from brim.locale import N_, _
 from brim.machine.screen import redraw
@@ -23,12 +23,8 @@ if TYPE_CHECKING:
 
 
 PROBE_OPTIONS = (
-    option(
-        "--data",
-        metavar="FILE",
-        config_names=DATA_NAMES,
-        help=N_("jsonl, json, parquet, csv or a datasets folder: its real lengths are run."),
-    ),
+    data_option(N_("jsonl, json, parquet, csv, text or a datasets folder: its real lengths are run; again for more files.")),
+    COLUMNS_OPTION,
     option(
         "--tokenizer",
         metavar="NAME",
@@ -91,8 +87,8 @@ def command(ctx: click.Context, /, model: str, as_json: bool, fresh: bool | None
         _check_output(output)
     given = given_settings(options)
     named = (
-        "data", "tokenizer", "device", "memory", "gpu_index", "effective_batch", "objective", "margin", "max_trials", "time_limit",
-        "trust_remote_code",
+        "data", "tokenizer", "columns", "device", "memory", "gpu_index", "effective_batch", "objective", "margin", "max_trials",
+        "time_limit", "trust_remote_code",
     )  # fmt: skip
     asked = {name: given.pop(name) for name in named if name in given}
     if "margin" in asked:

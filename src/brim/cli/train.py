@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from brim.cli._aliases import BATCH_NAMES, DATA_NAMES, TOKENIZER_NAMES, Refused
+from brim.cli._aliases import BATCH_NAMES, TOKENIZER_NAMES, Refused
 from brim.cli._command import Size, option, verb
 from brim.cli._numbers import ABOVE_ZERO, COUNT, POSITIVE, Number
 from brim.cli._output import note, print_json, quiet_libraries, work_is_done
-from brim.cli._step_options import EPOCHS_NAMES, STEP_OPTIONS, Words, given_settings, with_options
+from brim.cli._step_options import COLUMNS_OPTION, EPOCHS_NAMES, STEP_OPTIONS, Words, data_option, given_settings, with_options
 from brim.errors import EXIT_FAILED, EXIT_INTERRUPTED, BrimError, UsageError
 from brim.locale import N_, _
 from brim.machine.screen import redraw
@@ -33,22 +33,6 @@ _SAVED_BY_STEPS = N_("Write --save-steps N; --keep 1 keeps one checkpoint only."
 _SORTED = N_("Leave it out: brim sorts by length inside each optimizer step, and never across steps.")
 
 
-class Columns(click.ParamType[dict[str, str]]):
-    """`source=question,target=answer`; a mapping in a config file."""
-
-    name = "columns"
-    takes_lists = True
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, str]:
-        """What each column means."""
-        if isinstance(value, dict):
-            return {str(role): str(column) for role, column in value.items()}
-        pairs = [part.partition("=") for part in value.split(",")]
-        if not all(role.strip() and equals and column.strip() for role, equals, column in pairs):
-            self.fail(_("write source=COLUMN,target=COLUMN."), param, ctx)
-        return {role.strip(): column.strip() for role, _equals, column in pairs}
-
-
 class Several(click.ParamType[Any]):
     """One value, or one for each process: `8GiB`, `6GiB,8GiB`; a list in a config file."""
 
@@ -66,20 +50,8 @@ class Several(click.ParamType[Any]):
 
 
 DATA_OPTIONS = (
-    option(
-        "--data",
-        metavar="FILE",
-        config_names=DATA_NAMES,
-        help=N_("jsonl, json, parquet, csv, text, a datasets folder, or a folder of such files."),
-    ),
-    option(
-        "--columns",
-        type=Columns(),
-        metavar="NAMES",
-        help=N_(
-            "What columns mean: source=question,target=answer; also text, label, messages. Default: recognised by their names."
-        ),
-    ),
+    data_option(N_("jsonl, json, parquet, csv, text, a datasets folder, or a folder of such files; again for more of them.")),
+    COLUMNS_OPTION,
     option(
         "--tokenizer",
         metavar="NAME",

@@ -13,6 +13,7 @@ from brim.workload.resolve import Model
 
 _ONLY_IN_PYTHON = frozenset({"cache", "where", "step"})
 _NO_CLIPPING = "0"
+_REPEATED = frozenset({"data", "freeze"})
 
 
 def command_of(model: object, asked: dict[str, Any], **changes: Any) -> str:
@@ -46,8 +47,11 @@ def _flag(name: str, value: Any) -> list[str]:
         return []
     if value is True:
         return [flag]
-    if name == "freeze":
-        return [word for pattern in ((value,) if isinstance(value, str) else value) for word in (flag, pattern)]
+    if name == "columns":
+        return [flag, ",".join(f"{meaning}={column}" for meaning, column in value.items())]
+    if name in _REPEATED:
+        several = value if isinstance(value, tuple | list) else (value,)
+        return [word for single in several for word in (flag, _said(single))]
     if isinstance(value, tuple | list):
         return [flag, ",".join(map(str, value))]
     return [flag, _said(value)]

@@ -23,10 +23,12 @@ from brim.workload.resolve import Model
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
     from brim.machine.records import GPU
     from brim.records import Advice, Measurement
     from brim.workload.lengths import Lengths
+    from brim.workload.reading import Given
 
 _INTEGER_BYTES = 8
 _TENSORS_OF_A_BATCH = 3
@@ -42,8 +44,9 @@ def plan(
     memory: int | str | None = None,
     device: Literal["cpu", "cuda"] | None = None,
     effective_batch: int | None = None,
-    data: str | os.PathLike[str] | Lengths | None = None,
+    data: Given | Lengths | None = None,
     tokenizer: str | None = None,
+    columns: Mapping[str, str] | None = None,
     samples: int | None = None,
     epochs: float = 1.0,
     drop_last: bool = False,
@@ -81,6 +84,7 @@ def plan(
         effective_batch=effective_batch,
         data=data,
         tokenizer=tokenizer,
+        columns=columns,
         samples=samples,
         epochs=epochs,
         drop_last=drop_last,

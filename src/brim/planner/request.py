@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from brim.activity import doing
@@ -18,14 +17,17 @@ from brim.planner.space import read_vary
 from brim.sizes import format_bytes, parse_part, parse_size
 from brim.speed.links import Link, read_link
 from brim.step.cuts import Cut, cut, cut_into, cuts
-from brim.workload.lengths import Lengths, fixed_lengths, measure_lengths
+from brim.workload.lengths import Lengths, check_no_data, fixed_lengths, measure_lengths
+from brim.workload.reading import sources_of
 from brim.workload.settings import Settings, read_settings
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
     from brim.machine.records import GPU, Host
     from brim.records import Measurement
+    from brim.workload.reading import Given
     from brim.workload.resolve import Model
 
 DEFAULT_EFFECTIVE_BATCH = 32
@@ -166,8 +168,9 @@ def make_request(
     memory: int | str | None = None,
     device: Literal["cpu", "cuda"] | None = None,
     effective_batch: int | None = None,
-    data: str | os.PathLike[str] | Lengths | None = None,
+    data: Given | Lengths | None = None,
     tokenizer: str | None = None,
+    columns: Mapping[str, str] | None = None,
     samples: int | None = None,
     epochs: float = 1.0,
     drop_last: bool = False,
@@ -202,7 +205,8 @@ def make_request(
         text = _("No GPU is found here, and none was named.")
         raise UsageError(text, hint=_('Give gpu="t4", memory=24 * 2**30 or device="cpu".'))
     question = Question.ask(model, given, where, trust_remote_code=trust_remote_code, step=step, cache=cache)
-    lengths, notes = _lengths(data, tokenizer, question, trust_remote_code)
+    lengths = _lengths(data, tokenizer, columns, question, trust_remote_code)
+    notes: list[str] = []
     if lengths is not None and lengths.has_targets and given.target_len is None:
         usual = question.settings.target_len or question.settings.seq_len or 1
         longest = min(int(lengths.target_tokens.max()), usual)
@@ -292,19 +296,23 @@ def _effective(asked: int | None, micro: int | None, accumulation: int | None, r
 
 
 def _lengths(
-    data: str | os.PathLike[str] | Lengths | None, tokenizer: str | None, question: Question, trust_remote_code: bool
-) -> tuple[Lengths | None, list[str]]:
+    data: Given | Lengths | None,
+    tokenizer: str | None,
+    columns: Mapping[str, str] | None,
+    question: Question,
+    trust_remote_code: bool,
+) -> Lengths | None:
     if data is None:
-        if tokenizer is not None:
-            raise UsageError(_("--tokenizer counts the tokens of --data, and no --data was given."))
-        return None, []
+        check_no_data(tokenizer, columns)
+        return None
     if isinstance(data, Lengths):
-        return data, []
-    task = question.settings.task or "causal-lm"
+        return data
     tokenizer = tokenizer or getattr(question.model, "own_tokenizer", None)
-    doing("tokens", path=str(data))
-    lengths = measure_lengths(Path(data), tokenizer=tokenizer, task=task, trust_remote_code=trust_remote_code)
-    return lengths, []
+    doing("tokens", path=", ".join(sources_of(data)))
+    return measure_lengths(
+        data, tokenizer=tokenizer, task=question.settings.task or "causal-lm", task_is_given=question.given.task is not None,
+        columns=columns, trust_remote_code=trust_remote_code,
+    )  # fmt: skip
 
 
 def _length_of(question: Question, lengths: Lengths) -> tuple[Question, str]:

@@ -41,7 +41,7 @@ _TASKS = {
 
 def solve_model(asked: dict[str, Any]) -> Found:
     """One answer for each method, the next smaller as runner-up, and the next larger that does not fit."""
-    for name in ("data", "tokenizer"):
+    for name in ("data", "columns", "tokenizer"):
         if asked.get(name) is not None:
             text = _("--solve model compares models at one length, and --{name} belongs to one model.")
             raise UsageError(text.format(name=name), hint=_("Give --seq-len."))

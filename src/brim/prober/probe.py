@@ -26,10 +26,12 @@ from brim.sizes import format_bytes
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
     from torch import nn
 
     from brim.prober.runner import Runner
+    from brim.workload.reading import Given
     from brim.workload.resolve import Model
 
 MOST_TRIALS: Final = 12
@@ -40,8 +42,9 @@ _SURELY_TOO_MUCH: Final = 1.3
 def probe(
     model: str | os.PathLike[str] | Model | nn.Module,
     *,
-    data: str | os.PathLike[str] | None = None,
+    data: Given | None = None,
     tokenizer: str | None = None,
+    columns: Mapping[str, str] | None = None,
     device: Literal["cpu", "cuda"] | None = None,
     memory: int | str | None = None,
     gpu_index: int | None = None,
@@ -65,7 +68,8 @@ def probe(
     `output` names a file for it, which an interruption leaves behind too. `say` gets one line a trial.
     """
     request = read_request(
-        model, data=data, tokenizer=tokenizer, device=device, memory=memory, gpu_index=gpu_index, effective_batch=effective_batch,
+        model, data=data, tokenizer=tokenizer, columns=columns, device=device, memory=memory, gpu_index=gpu_index,
+        effective_batch=effective_batch,
         objective=objective, margin=margin, max_trials=max_trials, time_limit=time_limit, step=step,
         trust_remote_code=trust_remote_code, cache=cache, settings=settings,
     )  # fmt: skip

@@ -23,17 +23,18 @@ from brim.prober.search import Aim
 from brim.prober.shapes import Shape, mixed_shapes, survey_shapes
 from brim.records import Objective
 from brim.sizes import MIB, format_bytes, parse_part
-from brim.workload.lengths import Lengths, measure_lengths
+from brim.workload.lengths import Lengths, check_no_data, measure_lengths
 from brim.workload.resolve import Model
 from brim.workload.settings import Settings, read_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from brim.prober.prediction import Prediction
     from brim.prober.rows import TokenRows
     from brim.prober.subjects import Subject
     from brim.prober.trial import Exam
+    from brim.workload.reading import Given
 
 MOST_SEQUENCES: Final = 4096
 """In a micro-batch that is tried, where neither the effective batch nor the data says less."""
@@ -241,8 +242,9 @@ def read_request(
     model: str | os.PathLike[str] | Model | Any,
     *,
     settings: dict[str, Any],
-    data: str | os.PathLike[str] | Lengths | None = None,
+    data: Given | Lengths | None = None,
     tokenizer: str | None = None,
+    columns: Mapping[str, str] | None = None,
     device: Literal["cpu", "cuda"] | None = None,
     memory: int | str | None = None,
     gpu_index: int | None = None,
@@ -268,7 +270,7 @@ def read_request(
         )
     name, where, total, others = _find_device(device, memory, gpu_index)
     question = Question.ask(model, given, where, trust_remote_code=trust_remote_code, step=step, cache=cache)
-    question, lengths = _with_lengths(question, given, data, tokenizer, trust_remote_code)
+    question, lengths = _with_lengths(question, given, data, tokenizer, columns, trust_remote_code)
     _check_one_process(question.settings)
     if question.settings.attention == "flash2" and name != "cpu":
         require_flash_attention()
@@ -350,19 +352,25 @@ def _backend(name: str) -> str:
 
 
 def _with_lengths(
-    question: Question, given: Settings, data: str | os.PathLike[str] | Lengths | None, tokenizer: str | None, trust: bool
+    question: Question,
+    given: Settings,
+    data: Given | Lengths | None,
+    tokenizer: str | None,
+    columns: Mapping[str, str] | None,
+    trust: bool,
 ) -> tuple[Question, Lengths | None]:
     """The data's lengths, and the longest of them in the place of what was not said."""
     if data is None:
-        if tokenizer is not None:
-            raise UsageError(_("--tokenizer counts the tokens of --data, and no --data was given."))
+        check_no_data(tokenizer, columns)
         return question, None
     task = question.settings.task or "causal-lm"
     tokenizer = tokenizer or getattr(question.model, "own_tokenizer", None)
     lengths = (
         data
         if isinstance(data, Lengths)
-        else measure_lengths(Path(data), tokenizer=tokenizer, task=task, trust_remote_code=trust)
+        else measure_lengths(
+            data, tokenizer=tokenizer, task=task, task_is_given=given.task is not None, columns=columns, trust_remote_code=trust
+        )
     )
     changed: dict[str, Any] = {}
     if given.seq_len is None:

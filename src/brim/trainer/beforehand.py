@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from brim.errors import UnsupportedError, UsageError
 from brim.locale import _, sentences
+from brim.planner.reasons import too_few
 from brim.sizes import format_bytes
 from brim.trainer import manifest
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from brim.records import RunCard
+    from brim.records import Plan, RunCard
     from brim.trainer.request import TrainRequest
     from brim.workload.settings import Settings
 
@@ -47,6 +48,12 @@ def refuse_beforehand(request: TrainRequest, usual: Settings, device: str) -> No
         flags = ", ".join("--" + name.replace("_", "-") for name in adam)
         raise UsageError(text.format(options=flags, optimizer=usual.optimizer))
     refuse_what_cannot_train(request.model, usual, device=device, from_scratch=request.from_scratch)
+
+
+def warnings_of(plan: Plan) -> list[str]:
+    """What the plan warns of and the card does not say itself: of several processes, the plan knows one and its share."""
+    known = set(too_few(plan.workload.samples or plan.workload.effective_batch, plan.workload.effective_batch))
+    return [warning for warning in plan.warnings if warning not in known]
 
 
 def too_long_a_warmup(steps: int, total: int, rate: float) -> Iterator[str]:

@@ -18,8 +18,6 @@ def command_of(asked: Mapping[str, Any]) -> tuple[str, ...]:
             continue
         if name in {"verify", "probe"}:
             told |= {f"no_{name}": True} if value is False else {name: value} if isinstance(value, str) else {}
-        elif name == "columns":
-            told[name] = ",".join(f"{role}={column}" for role, column in value.items())
         else:
             told[name] = value
     return ("brim", "train", str(asked["model"]), *flags_of(told))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from brim.errors import BrimError, OutOfMemoryError, UsageError
 from brim.locale import _, sentences
 from brim.machine.sharing import others_here
@@ -20,11 +22,12 @@ from brim.workload.lengths import Lengths
 from brim.workload.settings import recorded_alpha
 
 if TYPE_CHECKING:
-    from brim.records import Candidate, Estimate, Plan
+    from brim.records import Candidate, DataCard, Estimate, Plan
     from brim.workload.settings import Settings
 
 _NONE = "1KiB"
 """As good as no margin: a slice that was pinned is refused only where its own prediction is above the limit."""
+_MOST_POINTS = 2000
 
 
 def question_of(request: TrainRequest, settings: Settings, where: Where, micro: int, accumulation: int) -> Question:
@@ -48,6 +51,25 @@ def effective_batch_of(request: TrainRequest, world: World) -> int:
     if request.is_pinned:
         return request.settings.micro_batch * request.settings.accumulation * world.size
     return DEFAULT_EFFECTIVE_BATCH
+
+
+def timeline_of(request: TrainRequest, settings: Settings, where: Where, micro: int, accumulation: int) -> str | None:
+    """The memory of one step as predicted, as JSON; None where there is nothing to trace."""
+    from brim.memory.timeline import Timeline
+
+    try:
+        question = question_of(request, settings, where, micro, accumulation)
+        return Timeline.of(question.walk(question.obtain()), where.limit_bytes).capped(_MOST_POINTS).to_json()
+    except BrimError:
+        return None
+
+
+def lengths_of(rows: Any, card: DataCard) -> Lengths:
+    """Of the rows that are trained on, as the planner takes them."""
+    lengths = np.asarray(rows.lengths, np.int64)
+    sources, targets = (lengths, np.zeros_like(lengths)) if lengths.ndim == 1 else lengths.T
+    name = _("tokenizer {name}").format(name=card.tokenizer)
+    return Lengths(card.source, sources, targets, name, exact=True)
 
 
 @dataclass

@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from brim.errors import BrimError, OutOfMemoryError, RunError, UnsupportedError, UsageError
 from brim.locale import _, sentences
 from brim.memory.estimate import fill
@@ -33,21 +31,21 @@ from brim.records import (
     Verification,
 )
 from brim.sizes import format_bytes
-from brim.trainer.beforehand import device_here, refuse_beforehand, too_little_disk
+from brim.trainer.beforehand import device_here, refuse_beforehand, too_little_disk, warnings_of
 from brim.trainer.commands import command_of
 from brim.trainer.crew import ENGINES, planned_in
 from brim.trainer.launch_files import launch_files
 from brim.trainer.noise import noise_notes
-from brim.trainer.planning import Planning, effective_batch_of, estimate_of, question_of
+from brim.trainer.planning import Planning, effective_batch_of, estimate_of, lengths_of, timeline_of
 from brim.trainer.ranks import World
 from brim.trainer.recipes import recipe_of
 from brim.trainer.request import TrainRequest
 from brim.trainer.slicing import budgets_of, foresee
 from brim.trainer.versions import versions
-from brim.workload.lengths import Lengths
 from brim.workload.settings import recorded_alpha
 
 if TYPE_CHECKING:
+    from brim.workload.lengths import Lengths
     from brim.workload.settings import Settings
 
 Say = Callable[[str], None]
@@ -56,7 +54,6 @@ Progress = Callable[[int, int], None]
 FREE_SHARE = 0.8
 """Of the host's free memory, what the CPU may take where no limit was given: the kernel ends whoever asks for the last byte."""
 _PROBE_TRIALS, _PROBE_SECONDS = 4, 180.0
-_MOST_POINTS = 2000
 
 
 @dataclass
@@ -111,7 +108,7 @@ class Preparation:
             self.not_in_force.append(_("--run-name names the run in trackers, and --report-to names none."))
         data, evaluation = self._tokens(usual)
         training, held_out = self._shares(data, evaluation)
-        lengths = _lengths_of(training, data)
+        lengths = lengths_of(training, data)
         planning = Planning(self.request, self.world, where, lengths)
         plan = planning.run()
         self.assumptions += planning.assumptions
@@ -162,14 +159,14 @@ class Preparation:
             probed=probe is not None,
             not_in_force=tuple(self.not_in_force),
             assumptions=tuple(dict.fromkeys(self.assumptions)),
-            notes=tuple(dict.fromkeys([*self.notes, *_warnings_of(plan)])),
+            notes=tuple(dict.fromkeys([*self.notes, *warnings_of(plan)])),
             versions=versions(),
         )
         card = self._as_it_will_be_cut(card, probe, training.lengths, where)
         disk = tuple(too_little_disk(card, self.request.output or Path()))
         card = replace(card, notes=(*disk, *card.notes))
         shape = card.settings
-        timeline = self._timeline(shape, where, shape.micro_batch, card.accumulation)
+        timeline = timeline_of(self.request, shape, where, shape.micro_batch, card.accumulation)
         shown = replace(card, settings=replace(settings, micro_batch=card.micro_batch, accumulation=card.accumulation))
         files = launch_files(shown, self.request.model.config)
         return Prepared(shown, plan, probe if card.probed else None, verification, timeline, files)
@@ -266,7 +263,8 @@ class Preparation:
         assert usual.seq_len is not None
         config = request.model.config or {}
         shared: dict[str, Any] = {
-            "tokenizer": tokenizer, "tokenizer_name": name, "task": usual.task, "columns": dict(request.columns) or None,
+            "tokenizer": tokenizer, "tokenizer_name": name, "task": usual.task,
+            "task_is_given": "task" in request.pinned or request.resumes is not None, "columns": dict(request.columns) or None,
             "max_length": usual.seq_len, "target_length": usual.target_len, "loss_on": request.loss_on, "max_bad": request.max_bad,
             "vocabulary": (config.get("text_config") or config).get("vocab_size"), "say": self.say, "progress": self.progress,
             "model_labels": labels_of(config.get("id2label")),
@@ -274,12 +272,8 @@ class Preparation:
         data = prepare_data(request.data, **shared)
         resumed = request.resumes
         if resumed is not None and resumed.data.fingerprint != data.fingerprint:
-            raise UsageError(
-                _("{path} is not what this run was started with: its rows, its tokenizer or their tokens have changed.").format(
-                    path=request.data
-                ),
-                hint=_("Bring the old file back, or start another run."),
-            )
+            text = _("{path} is not what this run was started with: its rows, its tokenizer or their tokens have changed.")
+            raise UsageError(text.format(path=data.source), hint=_("Bring the old file back, or start another run."))
         self.notes += data.notes
         if request.eval_data is None:
             return data, None
@@ -393,15 +387,6 @@ class Preparation:
             return None
         return found if found.largest is not None else None
 
-    def _timeline(self, settings: Settings, where: Where, micro: int, accumulation: int) -> str | None:
-        from brim.memory.timeline import Timeline
-
-        try:
-            question = question_of(self.request, settings, where, micro, accumulation)
-            return Timeline.of(question.walk(question.obtain()), where.limit_bytes).capped(_MOST_POINTS).to_json()
-        except BrimError:
-            return None
-
     def _total_steps(self, steps_per_epoch: int) -> int:
         return self.request.max_steps or max(1, math.ceil(self.request.epochs * steps_per_epoch))
 
@@ -460,17 +445,3 @@ def _reference(request: TrainRequest) -> str:
     if model.folder is not None:
         return str(model.folder)
     return model.card.hub_id if model.card is not None else model.given
-
-
-def _warnings_of(plan: Plan) -> list[str]:
-    """What the plan warns of and the card does not say itself: of several processes, the plan knows one and its share."""
-    known = set(too_few(plan.workload.samples or plan.workload.effective_batch, plan.workload.effective_batch))
-    return [warning for warning in plan.warnings if warning not in known]
-
-
-def _lengths_of(rows: Any, card: DataCard) -> Lengths:
-    """Of the rows that are trained on, as the planner takes them."""
-    lengths = np.asarray(rows.lengths, np.int64)
-    sources, targets = (lengths, np.zeros_like(lengths)) if lengths.ndim == 1 else lengths.T
-    name = _("tokenizer {name}").format(name=card.tokenizer)
-    return Lengths(card.source, sources, targets, name, exact=True)

@@ -18,6 +18,7 @@ from brim.errors import RecordError, UsageError
 from brim.locale import _, sentences
 from brim.records import Launcher, LossOn, RunCard, Schedule
 from brim.sizes import parse_size
+from brim.workload.reading import sources_of
 from brim.workload.resolve import Model, find_model
 from brim.workload.settings import Settings, read_settings, recorded_alpha
 
@@ -42,7 +43,8 @@ what a step is: the data are known by their fingerprint."""
 class TrainRequest:
     """Everything that `brim train` can be told. None: not said."""
 
-    data: str
+    data: str | tuple[str, ...]
+    """A file or folder, or several."""
     output: Path | None = None
     effective_batch: int | None = None
     epochs: float = 1.0
@@ -243,7 +245,10 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
             given[name] = Path(os.path.expanduser(given[name]))  # noqa: PTH111 (a Path would drop a trailing slash that the user sees)
     if "probe" in given and not isinstance(given["probe"], bool):
         given["probe"] = Path(given["probe"])
-    for name in ("data", "eval_data", "rendezvous_secret_file", "tokenizer"):
+    if "data" in given:
+        sources = sources_of(given["data"])
+        given["data"] = sources if len(sources) > 1 else sources[0]
+    for name in ("eval_data", "rendezvous_secret_file", "tokenizer"):
         if name in given:
             given[name] = os.fspath(given[name])
     if "report_to" in given:
@@ -321,7 +326,9 @@ def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
-        if (name in _PATHS and isinstance(value, str)) or (name == "probe" and isinstance(value, str)):
+        if name == "data" and not isinstance(value, str):
+            plain[name] = [_absolute(os.fspath(path)) for path in value]
+        elif (name in _PATHS and isinstance(value, str)) or (name == "probe" and isinstance(value, str)):
             plain[name] = _absolute(value)
         elif isinstance(value, tuple):
             plain[name] = list(value)

@@ -19,12 +19,14 @@ from brim.machine.screen import say as say_on_screen, without_hangup
 from brim.records import Launcher, Ledger, RunCard, TrainingResult
 from brim.trainer.ranks import World
 from brim.trainer.request import LEDGER_FILE, PREPARED_FILES, RUN_FILE, TrainRequest, read_request
+from brim.workload.reading import sources_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from brim.trainer.doorway import Door
     from brim.trainer.group import Group
+    from brim.workload.reading import Given
 
 RUNS_FOLDER = "brim-runs"
 _LOCK_SECONDS = 10.0
@@ -36,7 +38,7 @@ Tell = Callable[[RunCard], None]
 def train(
     model: str | os.PathLike[str] | None = None,
     *,
-    data: str | os.PathLike[str] | None = None,
+    data: Given | None = None,
     output: str | os.PathLike[str] | None = None,
     resume: str | os.PathLike[str] | None = None,
     say: Say | None = None,
@@ -47,6 +49,7 @@ def train(
 ) -> TrainingResult:
     """Fine-tune `model` on the rows of `data`, at exactly the effective batch that is asked for, within the memory that there is.
 
+    `data` is a file or folder, or a list of these.
     `given` is everything that `brim train --help` shows, with `_` for `-`: the settings of `brim.estimate`, and `effective_batch`,
     `epochs`, `max_steps`, `seed`, `learning_rate`, `schedule`, `warmup`, `eval_data`, `eval_split`, `save_steps`, `memory`, `device`, ...
     Training runs in a process of its own, whose `main` is in the module `worker`. `resume` is the folder of a run that is to go on. `say`
@@ -240,7 +243,11 @@ def nothing_left(folder: Path) -> str:
 def _is_other_data(request: TrainRequest, card: RunCard) -> bool:
     """Whether another file is named than the run began with: whether its rows are the same is seen when it is prepared."""
     was = card.asked.get("data")
-    return request.data is not None and was is not None and Path(request.data).resolve() != Path(str(was)).resolve()
+    if was is None:
+        return False
+    return [Path(source).resolve() for source in sources_of(request.data)] != [
+        Path(source).resolve() for source in sources_of(was)
+    ]
 
 
 def run_folder(request: TrainRequest) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import dataclass, replace
@@ -71,7 +72,7 @@ class Layout:
                 return layout.suited_to(row)
         text = _("The columns {found} are none that brim understands. It understands {known}.")
         known = ", ".join(layout.name for layout in layouts)
-        raise UsageError(text.format(found=_listed(row), known=known), hint=_("Rename the columns."))
+        raise UsageError(text.format(found=listed(row), known=known), hint=_("Rename the columns."))
 
     @staticmethod
     def labelled(row: Mapping[str, Any]) -> Layout:
@@ -80,11 +81,19 @@ class Layout:
 
     @staticmethod
     def named(columns: Mapping[str, str], task: Task | None = None) -> Layout:
-        """The columns that the user named, by what they mean: `{"source": "question", "target": "answer"}`."""
-        _check_meanings(columns, task)
-        if "messages" in columns:
-            return Layout((columns["messages"],), is_chat=True)
-        return Layout((columns.get("source") or columns["text"],), columns.get("target"), label=columns.get("label"))
+        """The columns that the user named, by what they mean: `{"prompt": "q", "response": "a"}`."""
+        usual = _usual(columns, task)
+        own = replace(
+            usual,
+            source=tuple(columns[name] for name in usual.source if name in columns),
+            target=columns.get(usual.target or ""),
+            label=columns.get(usual.label or ""),
+        )
+        return replace(own, optional=tuple(columns[name] for name in usual.optional if name in columns))
+
+    def missing(self, row: Mapping[str, Any]) -> str | None:
+        """The first column, of those that the user named, that this row does not have."""
+        return next((name for name in (*self.source, *self.needed) if name not in row), None)
 
     def parts(self, row: Mapping[str, Any]) -> Example:
         """The text of one row. No chat template is applied: that is the tokenizer's business."""
@@ -102,6 +111,18 @@ class Layout:
                 raise UsageError(_("The column {name} holds no list of messages.").format(name=name))
             found += [_message(message, name) for message in value]
         return found
+
+    def refuse_unread_class(self, row: Mapping[str, Any], data: str) -> None:
+        """A class beside a text, and nobody said which of both is to be learnt: no language model is trained in silence."""
+        label = self.unread_class(row)
+        if label is not None:
+            text = _(
+                "{data} has a text and a class in each row (columns {text}, {label}), and this model would learn the text alone."
+            )
+            raise UsageError(
+                text.format(data=data, text=self.source[0], label=label),
+                hint=_("Write --task classification to learn the class, or --task causal-lm to learn the text."),
+            )
 
     def unread_class(self, row: Mapping[str, Any]) -> str | None:
         """The column with a class that this row has beside its text, where the text alone is read."""
@@ -126,7 +147,8 @@ class Layout:
 
     def _text(self, row: Mapping[str, Any], name: str) -> str:
         if name not in row and name not in self.optional:
-            raise UsageError(_("The column {name} is missing here, and the first row has it.").format(name=name))
+            text = _("The column {name} is missing here, and the first row has it. There are the columns {found}.")
+            raise UsageError(text.format(name=name, found=listed(row)))
         return _text_of(row.get(name), name)
 
 
@@ -170,9 +192,14 @@ _LABELLED: Final = tuple(
 )
 """For classifiers, in the order in which they are tried."""
 
-MEANINGS: Final = ("source", "target", "text", "label", "messages")
-"""What a column can be said to hold."""
-_TOGETHER: Final = ({"messages"}, {"text"}, {"source", "target"}, {"text", "label"}, {"source", "label"})
+_NAMED: Final = (*_LAYOUTS, *_LABELLED, Layout(("source",), label="label"))
+_SOURCES: Final = ("source", "prompt", "instruction", "question", "input")
+_TARGETS: Final = ("target", "response", "completion", "output", "answer")
+MEANINGS: Final = tuple(
+    dict.fromkeys(name for layout in _NAMED for name in (*layout.source, layout.target, layout.label) if name)
+)
+"""What a column can be said to hold: all names that are understood by themselves."""
+_MOST_LISTED: Final = 30
 
 _OWN: Final = frozenset({"role", "from", "content", "value", "text"})
 """Keys of a message that are read here; others are the template's."""
@@ -217,23 +244,41 @@ def _content(part: Mapping[str, Any]) -> Any:
     return next((part[name] for name in ("content", "value", "text") if name in part), None)
 
 
-def _check_meanings(columns: Mapping[str, str], task: Task | None) -> None:
-    for meaning in columns:
+def _usual(columns: Mapping[str, str], task: Task | None) -> Layout:
+    """The layout whose columns are called as the user calls his."""
+    for meaning, own in columns.items():
         if meaning not in MEANINGS:
             text = _("A column cannot be named as {meaning!r}. brim knows {known}.")
-            raise UsageError(text.format(meaning=meaning, known=", ".join(MEANINGS)))
-    if set(columns) not in _TOGETHER:
-        text = _("The columns named as {found} do not go together.").format(found=_listed(columns))
+            hint = _("Write what it means first: {own}={meaning}.") if own in MEANINGS else ""
+            known = ", ".join(MEANINGS)
+            raise UsageError(text.format(meaning=meaning, known=known), hint=hint.format(own=own, meaning=meaning) or None)
+    names = set(columns)
+    found = next((layout for layout in _NAMED if layout.fits(columns) and names <= {*layout.source, *layout.needed}), None)
+    if found is None and len(names) == 2 and len(names & set(_SOURCES)) == 1 and len(names & set(_TARGETS)) == 1:
+        found = Layout(tuple(names & set(_SOURCES)), next(iter(names & set(_TARGETS))))
+    if found is None:
+        text = _("The columns named as {found} do not go together.").format(found=listed(columns))
         hint = _("Name messages alone, text alone, source and target, or text and label.")
         raise UsageError(text, hint=hint)
-    if task is not None and ("label" in columns) != (task == "classification"):
+    if task is not None and (found.label is not None) != (task == "classification"):
         text = (
             _("A classifier needs a column with the class.")
             if task == "classification"
             else _("A column with a class is for classifiers, and the task is {task}.").format(task=task)
         )
         raise UsageError(text, hint=_("Name the text and the class: text=review,label=stars."))
+    return found
 
 
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(str, names)) or _("(none)")
+def no_such_column(place: str, name: str, seen: Iterable[str]) -> UsageError:
+    """A column that the user named, and no row has."""
+    text = _("{place}: no row has the column {name!r}. There are the columns {seen}.")
+    return UsageError(text.format(place=place, name=name, seen=listed(seen)))
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names of columns, of which a file may have any number."""
+    shown = list(map(str, itertools.islice(names, _MOST_LISTED + 1)))
+    if len(shown) > _MOST_LISTED:
+        shown[-1] = "..."
+    return ", ".join(shown) or _("(none)")

@@ -4,7 +4,7 @@ What is wrong with one row is said beside it, and the next one is read. What is 
 that breaks off, a quotation mark that is never closed) is raised: nobody knows what would have followed.
 
 Memory is bounded, whatever a file holds: no line, value or row above `LONGEST_ROW_BYTES` is read to its end, and a gzip file that
-expands like nothing that people write is refused. Text is no exception: a long document is given in parts, which belong together.
+expands like nothing that people write is refused.
 """
 
 from __future__ import annotations
@@ -40,11 +40,8 @@ Row = dict[str, Any]
 _LONGEST_FIRST_LINE: Final = 1 << 22
 _LINES_TO_JUDGE_BY: Final = 10
 _BOM: Final = "\ufeff"
-_PART_BYTES: Final = 1 << 20
-"""Of a long document, cut at the end of a line."""
 _MOST_EXPANSION: Final = 200
 """Of a gzip file. Rows of text come to 3-10, the same row a million times to 200-1000, which is also what a bomb has."""
-_MUCH_UNPACKED: Final = 256 << 20
 
 
 DocumentPart = Literal["", "whole", "part"]
@@ -100,7 +97,7 @@ def told_as_ours(path: Path) -> Iterator[None]:
     try:
         yield
     except DocumentError as error:
-        fault, hint = (_no_json(error.why), None) if error.is_text else (_("this is not UTF-8 text"), _save_as_utf8())
+        fault, hint = (_no_json(error.why), None) if error.is_text else (_("this is not UTF-8 text"), save_as_utf8())
         fault = fault if error.is_json else error.why
         place = Found(path, "line", error.line, None).place()
         raise UsageError(_("{place}: {fault}.").format(place=place, fault=fault), hint=hint) from error
@@ -133,7 +130,8 @@ def _no_object(value: object) -> str:
     return _("a row must be an object with named columns, and this is {value}").format(value=shown)
 
 
-def _save_as_utf8() -> str:
+def save_as_utf8() -> str:
+    """The advice for a file in another encoding."""
     return _("Save the file as UTF-8.")
 
 
@@ -151,14 +149,16 @@ def _opened(path: Path, meter: Meter) -> Iterator[BinaryIO]:
             meter.tell = lambda: 0
 
 
-class _Line(NamedTuple):
+class Line(NamedTuple):
+    """One line of a text."""
+
     number: int
     text: str
     fault: str = ""
     """Where it is not UTF-8; the text then holds what could be read of it."""
 
 
-def _lines(path: Path, meter: Meter) -> Iterator[_Line]:
+def lines_of(path: Path, meter: Meter) -> Iterator[Line]:
     """Every line. Read as bytes: only so is it known which one is not UTF-8."""
     number = unpacked = 0
     is_packed = path.suffix.lower() == ".gz"
@@ -167,7 +167,7 @@ def _lines(path: Path, meter: Meter) -> Iterator[_Line]:
             number += 1
             meter.read_bytes += len(raw)
             unpacked += len(raw)
-            if is_packed and unpacked > max(_MUCH_UNPACKED, _MOST_EXPANSION * meter.tell()):
+            if is_packed and unpacked > max(LONGEST_ROW_BYTES, _MOST_EXPANSION * meter.tell()):
                 text = _("{path}: {packed} of this gzip file unpack to more than {unpacked}, so brim does not read it.")
                 raise UsageError(
                     text.format(path=path, packed=format_bytes(meter.tell()), unpacked=format_bytes(unpacked)),
@@ -178,7 +178,7 @@ def _lines(path: Path, meter: Meter) -> Iterator[_Line]:
             except UnicodeDecodeError as error:
                 text = raw.decode("utf-8", "replace")
                 fault = _("this is not UTF-8 text (byte {byte})").format(byte=error.start + 1)
-            yield _Line(number, text.removeprefix(_BOM) if number == 1 else text, fault)
+            yield Line(number, text.removeprefix(_BOM) if number == 1 else text, fault)
 
 
 def _next_line(path: Path, file: BinaryIO, number: int) -> bytes:
@@ -201,9 +201,9 @@ def _too_long(found: Found) -> UsageError:
 
 def json_lines(path: Path, meter: Meter) -> Iterator[Found]:
     """An object a line; blank lines are none."""
-    for number, line, fault in _lines(path, meter):
+    for number, line, fault in lines_of(path, meter):
         if fault:
-            yield Found(path, "line", number, None, fault, _save_as_utf8())
+            yield Found(path, "line", number, None, fault, save_as_utf8())
         elif line.strip():
             yield _json_line(path, number, line)
 
@@ -280,7 +280,7 @@ def _elements(path: Path, document: Document) -> Iterator[Found]:
 def _element(path: Path, number: int, value: Value, *, is_alone: bool) -> Found:
     where: tuple[Literal["line", "row"], int] = ("line", value.line) if is_alone else ("row", number)
     if not value.is_text:
-        return Found(path, *where, None, _("this is not UTF-8 text"), _save_as_utf8())
+        return Found(path, *where, None, _("this is not UTF-8 text"), save_as_utf8())
     if not isinstance(value.value, dict):
         return Found(path, *where, None, _no_object(value.value))
     return Found(path, *where, value.value)
@@ -334,7 +334,7 @@ def csv_rows(path: Path, meter: Meter) -> Iterator[Found]:
     csv.field_size_limit(sys.maxsize)
     no_text: dict[int, str] = {}
     size = _RowSize()
-    lines = _noting(path, _lines(path, meter), no_text, size)
+    lines = _noting(path, lines_of(path, meter), no_text, size)
     reader = csv.reader(lines, strict=True)
     columns: list[str] | None = None
     while True:
@@ -373,7 +373,7 @@ class _RowSize:
     bytes: int = 0
 
 
-def _noting(path: Path, lines: Iterable[_Line], no_text: dict[int, str], size: _RowSize) -> Iterator[str]:
+def _noting(path: Path, lines: Iterable[Line], no_text: dict[int, str], size: _RowSize) -> Iterator[str]:
     for number, line, fault in lines:
         size.bytes += len(line)
         if size.bytes > LONGEST_ROW_BYTES:
@@ -398,7 +398,7 @@ def _csv_record(path: Path, reader: Any, start: int, no_text: dict[int, str]) ->
     if no_text:
         fault = next(iter(no_text.values()))
         no_text.clear()
-        return Found(path, "line", start, None, fault, _save_as_utf8())
+        return Found(path, "line", start, None, fault, save_as_utf8())
     return fields
 
 
@@ -410,70 +410,3 @@ def _csv_row(path: Path, line: int, columns: list[str], fields: list[str]) -> Fo
     row: Row = dict(zip(columns, [*fields, *[None] * (count - len(fields))], strict=True))
     fault = _("fewer fields than the {count} columns of the first line").format(count=count) if len(fields) < count else ""
     return Found(path, "line", line, row, fault)
-
-
-def has_blank_lines(path: Path) -> bool:
-    """Whether a blank line stands between two texts of this file."""
-    was_blank = has_text = False
-    with told_as_ours(path), path.open("rb") as file:
-        while line := file.readline(_PART_BYTES):
-            is_blank = line.isspace()
-            if was_blank and has_text and not is_blank:
-                return True
-            was_blank, has_text = is_blank, has_text or not is_blank
-    return False
-
-
-def text_lines(path: Path, meter: Meter) -> Iterator[Found]:
-    """Text with a document on each line."""
-    for line in _lines(path, meter):
-        if line.text.strip():
-            yield from _documents(path, [line])
-
-
-def text_paragraphs(path: Path, meter: Meter) -> Iterator[Found]:
-    """Text with a blank line between two documents."""
-    for is_blank, lines in itertools.groupby(_lines(path, meter), key=lambda line: not line.text.strip()):
-        if not is_blank:
-            yield from _documents(path, lines)
-
-
-def text_file(path: Path, meter: Meter) -> Iterator[Found]:
-    """A file that is one document."""
-    is_empty = True
-    for found in _documents(path, _lines(path, meter)):
-        yield found._replace(unit="file", number=0) if found.row is not None else found
-        is_empty = False
-    if is_empty:
-        yield Found(path, "file", 0, {"text": ""}, document="whole")
-
-
-def _documents(path: Path, lines: Iterable[_Line]) -> Iterator[Found]:
-    """One document: whole, or in parts where it is long. Where one of its lines is no text, it ends there."""
-    held: Found | None = None
-    for part in _parts(lines):
-        bad = next((line for line in part if line.fault), None)
-        if bad is not None:
-            yield Found(path, "line", bad.number, None, bad.fault, _save_as_utf8())
-            return
-        text = "".join(line.text for line in part)
-        if held is not None and text.isspace():
-            continue
-        if held is not None and held.row is not None and held.row["text"].strip():
-            yield held
-        held = Found(path, "line", part[0].number, {"text": text}, document="part")
-    if held is not None and held.row is not None:
-        yield held._replace(row={"text": held.row["text"].rstrip("\r\n")}, document="whole")
-
-
-def _parts(lines: Iterable[_Line]) -> Iterator[list[_Line]]:
-    held: list[_Line] = []
-    size = 0
-    for line in lines:
-        held.append(line)
-        size += len(line.text)
-        if size > _PART_BYTES:
-            yield held
-            held, size = [], 0
-    if held:
-        yield held

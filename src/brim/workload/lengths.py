@@ -1,12 +1,4 @@
-"""How long the data's sequences are, in tokens: counted by a tokenizer, or guessed from characters.
-
-**The guess** goes by script, because a vocabulary does. A token holds about four characters of Latin text (OpenAI's and DeepSeek's own
-rules of thumb say 4 and 3.3; Cohere's multilingual tokenizer 4.4-4.8 over five languages) and about one and a half of Chinese (DeepSeek
-1.7, Cohere 1.1; its Japanese 1.3, Korean 2.0). Other alphabets depend most on the vocabulary: Cyrillic 2.2 with Llama 2's, Arabic from 1.1
-there to 3.6 with Cohere's, so 2.5 is taken; the scripts of India and South-East Asia, from 0.9 to 3.8, count like Chinese. Blanks, digits
-and punctuation count like the letter before them. Held against byte-pair vocabularies trained on English and Chinese instructions, on rows
-that they had not seen, the guess is 9-15 % too low for 8,000 tokens, 1-8 % too high for 32,000, 7-15 % too high for 100,000.
-"""
+"""How long the data's sequences are, in tokens: counted by a tokenizer, or guessed from characters."""
 
 from __future__ import annotations
 
@@ -24,14 +16,15 @@ import numpy.typing as npt
 from brim.errors import UsageError
 from brim.locale import _
 from brim.workload.chats import ChatRenderer, is_open, refusals
-from brim.workload.columns import Layout
+from brim.workload.columns import Layout, no_such_column
+from brim.workload.guessing import Guess
 from brim.workload.reading import Rows, good_rows
 from brim.workload.records import LengthCount
 from brim.workload.resolve import hub_answers
 from brim.workload.specials import LONGEST_TEXT, around, probe, segments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from brim.workload.columns import Message
     from brim.workload.formats import DocumentPart, Found
@@ -50,10 +43,6 @@ _Kind = Literal["decoder", "chat", "source", "target", "classified"]
 _PLAIN_CLASSES: Final = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 _CHANGING: Final = frozenset({"add_bos_token", "add_eos_token", "add_prefix_space", "auto_map", "extra_special_tokens"})
 _CHARACTERS_AT_ONCE: Final = 1 << 18
-
-# Characters a token, by kind of script; 0 stands for what counts like its neighbour.
-_NEUTRAL, _LATIN, _ALPHABET, _DENSE = range(4)
-_CHARACTERS_PER_TOKEN: Final = np.array([np.inf, 4.0, 2.5, 1.5])
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,11 +135,21 @@ def fixed_lengths(samples: int, length: int, target_length: int | None = None) -
     return Lengths("", tokens, targets, _("the length that was given"), exact=False)
 
 
+def check_no_data(tokenizer: str | None, columns: Mapping[str, str] | None) -> None:
+    """Refuse what only says how data are read, where there are none."""
+    if tokenizer is not None:
+        raise UsageError(_("--tokenizer counts the tokens of --data, and no --data was given."))
+    if columns:
+        raise UsageError(_("--columns names columns of --data, and no --data was given."))
+
+
 def measure_lengths(
     data: Given,
     *,
     tokenizer: str | None = None,
     task: Task = "causal-lm",
+    task_is_given: bool = True,
+    columns: Mapping[str, str] | None = None,
     limit: int | None = None,
     trust_remote_code: bool = False,
 ) -> Lengths:
@@ -163,38 +162,51 @@ def measure_lengths(
     rows = good_rows(all_rows)
     first = next(rows)
     with _naming(first[0]):
-        layout = Layout.labelled(first[1]) if task == "classification" else Layout.of(first[1])
+        layout = _layout(first, task, columns)
+        if task == "causal-lm" and not columns and not task_is_given:
+            layout.refuse_unread_class(first[1], all_rows.name)
         if task == "seq2seq" and not layout.has_target:
             raise UsageError(_("A seq2seq model needs a source and a target, and there is only {name}.").format(name=layout.name))
     is_chat = layout.is_chat and task == "causal-lm"
-    counter = _Tokenizer(tokenizer, trust_remote_code, is_chat=is_chat) if tokenizer is not None else _Guess()
+    counter = _Tokenizer(tokenizer, trust_remote_code, is_chat=is_chat) if tokenizer is not None else Guess()
     template = counter.template if is_chat else None
     kinds, read = _reader(layout, task, template)
     texts = _texts(itertools.islice(itertools.chain([first], rows), limit), read)
     counted: list[list[IntArray]] = [[] for _kind in kinds]
-    parts: list[DocumentPart] = []
+    ends: list[npt.NDArray[np.bool_]] = []
+    documents: list[npt.NDArray[np.bool_]] = []
     for chunk in _chunks(texts):
-        parts += [text.document for text in chunk]
-        is_end = np.array([text.document != "part" for text in chunk])
+        ends.append(is_end := np.array([text.document != "part" for text in chunk]))
+        documents.append(np.array([text.document != "" for text in chunk]))
         for column, kind, sequences in zip(counted, kinds, zip(*(text.sequences for text in chunk), strict=True), strict=True):
             column.append(counter.count(sequences, kind, is_end))
-    columns = [np.concatenate(column) for column in counted]
-    targets = columns[1] if len(columns) == 2 else np.zeros_like(columns[0])
-    found = Lengths(all_rows.name, columns[0], targets, counter.name, counter.exact)
-    if task == "causal-lm" and any(parts):
-        found = _joined(found, parts, counter.leading)
+    totals = [np.concatenate(column) for column in counted]
+    targets = totals[1] if len(totals) == 2 else np.zeros_like(totals[0])
+    found = Lengths(all_rows.name, totals[0], targets, counter.name, counter.exact)
+    if task == "causal-lm" and any(map(np.any, documents)):
+        found = _joined(found, np.concatenate(ends), np.concatenate(documents), counter.leading)
     # A sequence has a token at least: what is empty is padded all the same.
-    least = 1 if len(columns) == 2 else 0
+    least = 1 if len(totals) == 2 else 0
     return replace(found, tokens=np.maximum(found.tokens, 1), target_tokens=np.maximum(found.target_tokens, least))
 
 
-def _joined(found: Lengths, parts: Sequence[DocumentPart], leading: int) -> Lengths:
+def _layout(first: tuple[Found, Row], task: Task, columns: Mapping[str, str] | None) -> Layout:
+    """By the columns that were named, or by the names that they have."""
+    found, row = first
+    if not columns:
+        return Layout.labelled(row) if task == "classification" else Layout.of(row)
+    layout = Layout.named(columns, task)
+    missing = layout.missing(row)
+    if missing is not None:
+        raise no_such_column(found.place(), missing, row)
+    return layout.suited_to(row)
+
+
+def _joined(found: Lengths, is_end: npt.NDArray[np.bool_], is_document: npt.NDArray[np.bool_], leading: int) -> Lengths:
     """The parts of a document belong together."""
-    is_end = np.array([part != "part" for part in parts])
     starts = np.flatnonzero(np.append(True, is_end[:-1]))
     tokens = np.add.reduceat(found.tokens, starts)
-    documents = np.array([part != "" for part in parts])[starts]
-    return replace(found, tokens=tokens, target_tokens=np.zeros_like(tokens), documents=documents, leading=leading)
+    return replace(found, tokens=tokens, target_tokens=np.zeros_like(tokens), documents=is_document[starts], leading=leading)
 
 
 def _reader(
@@ -397,62 +409,3 @@ def _not_loaded(name: str, why: str) -> UsageError:
         "Give a folder with a tokenizer, a tokenizer.json or a Hub id; without a tokenizer the lengths are guessed from characters."
     )
     return UsageError(text, hint=hint)
-
-
-class _Guess:
-    """Tokens from characters, by script."""
-
-    exact = False
-    template = None
-    leading = 0
-
-    def __init__(self) -> None:
-        self.name = _(
-            "a guess from characters: a token for every 4 of Latin text, for every 1.5 of Chinese, Japanese, Korean and the "
-            "scripts of India and South-East Asia, for every 2.5 of other alphabets"
-        )
-
-    def count(self, sequences: Sequence[_Sequence], kind: _Kind, is_end: npt.NDArray[np.bool_]) -> IntArray:  # noqa: ARG002
-        """Tokens of each; a guess knows no special ones."""
-        return _guess(["".join(parts) for parts in sequences])
-
-
-def _guess(texts: Sequence[str]) -> IntArray:
-    """All texts at once, as one array of characters."""
-    sizes = np.fromiter(map(len, texts), np.int64, len(texts))
-    tokens = np.zeros(len(texts))
-    starts = (np.cumsum(sizes) - sizes)[sizes > 0]
-    if len(starts):
-        kinds = _scripts()[np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)]
-        _count_like_neighbours(kinds, starts)
-        tokens[sizes > 0] = np.add.reduceat(1 / _CHARACTERS_PER_TOKEN[kinds], starts)
-    return np.ceil(tokens - 1e-6).astype(np.int64)
-
-
-def _count_like_neighbours(kinds: npt.NDArray[np.uint8], starts: IntArray) -> None:
-    """Give every neutral character the kind of the letter before it, and those that begin a text the kind of its first letter."""
-    letters = np.append(np.flatnonzero(kinds), len(kinds))
-    first = letters[np.searchsorted(letters, starts)]
-    in_text = first < np.append(starts[1:], len(kinds))
-    kinds[starts] = np.where(in_text, kinds[np.where(in_text, first, 0)], _LATIN)
-    kinds[:] = kinds[np.maximum.accumulate(np.where(kinds > 0, np.arange(len(kinds), dtype=np.int32), 0))]
-
-
-@functools.cache
-def _scripts() -> npt.NDArray[np.uint8]:
-    """The kind of every code point, by Unicode's blocks; what is in none of these is dense: a token holds little of it."""
-    kinds = np.full(0x110000, _DENSE, np.uint8)
-    kinds[:0x250] = [_LATIN if chr(code).isalpha() else _NEUTRAL for code in range(0x250)]
-    for start, end, kind in (
-        (0x250, 0x2B0, _LATIN),  # phonetic letters
-        (0x2B0, 0x370, _NEUTRAL),  # accents
-        (0x370, 0x900, _ALPHABET),  # Greek, Cyrillic, Armenian, Hebrew, Arabic and their neighbours
-        (0x10A0, 0x1100, _ALPHABET),  # Georgian
-        (0x1E00, 0x1F00, _LATIN),  # Vietnamese and other accented letters
-        (0x1F00, 0x2000, _ALPHABET),  # Greek with accents
-        (0x2000, 0x2C00, _NEUTRAL),  # punctuation, arrows, mathematics
-        (0xFB1D, 0xFE00, _ALPHABET),  # Hebrew and Arabic, joined
-        (0xFE70, 0xFF00, _ALPHABET),
-    ):
-        kinds[start:end] = kind
-    return kinds

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Final
 
 from brim.errors import UsageError
 from brim.locale import _
-from brim.workload import formats, tables
-from brim.workload.formats import Found, Meter, Row as Row, has_blank_lines, read_document, told_as_ours
+from brim.workload import formats, plain_text, tables
+from brim.workload.formats import Found, Meter, Row as Row, read_document, told_as_ours
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,8 +40,8 @@ READERS: Final[dict[str, Reader]] = {
     ".parquet": tables.parquet_rows,
     ".csv": formats.csv_rows,
     ".arrow": tables.arrow_rows,
-    ".txt": formats.text_paragraphs,
-    ".md": formats.text_paragraphs,
+    ".txt": plain_text.text_paragraphs,
+    ".md": plain_text.text_paragraphs,
 }
 TEXT: Final = frozenset({".txt", ".md"})
 _HUB_ID: Final = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -123,6 +123,11 @@ def sources_of(given: Given) -> tuple[str, ...]:
     return sources
 
 
+def sources_in(name: str) -> tuple[str, ...]:
+    """The files and folders in a name that `Rows.name` made of them, as records keep it."""
+    return tuple(name.split(", ")) if ", " in name and not Path(name).exists() else (name,)
+
+
 def read_rows(given: Given) -> Iterator[Row]:
     """The rows of a file or folder, or of several, in their order. A wrong path is told now, a wrong row when it is reached."""
     rows = Rows(given)
@@ -157,7 +162,7 @@ def _readers(path: Path) -> tuple[list[tuple[Path, Reader]], tuple[str, ...]]:
         return [(path, _reader_of(path))], ()
     files, passed_over = _files_of_folder(path)
     is_text = all(_extension(file) in TEXT for file in files)
-    return [(file, formats.text_file if is_text else _reader_of(file)) for file in files], passed_over
+    return [(file, plain_text.text_file if is_text else _reader_of(file)) for file in files], passed_over
 
 
 def _must_be_file(path: Path) -> None:
@@ -250,6 +255,6 @@ def _reader_of(path: Path) -> Reader:
     if reader is None:
         text = _("brim does not know how to read {path}. It reads {known}, and folders of these.")
         raise UsageError(text.format(path=path, known=", ".join(READERS)))
-    if reader is formats.text_paragraphs and not has_blank_lines(path):
-        return formats.text_lines
+    if reader is plain_text.text_paragraphs and not plain_text.has_blank_lines(path):
+        return plain_text.text_lines
     return reader

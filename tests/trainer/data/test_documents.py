@@ -11,7 +11,7 @@ import pytest
 from brim.records.runs import DataCard
 from brim.trainer.data.tokens import IGNORED
 from brim.trainer.loading import load_tokenizer
-from brim.workload import formats, specials
+from brim.workload import plain_text, specials
 from brim.workload.lengths import Lengths, measure_lengths
 from brim.workload.reading import Rows
 from tests.trainer.data.test_prepare import jsonl, prepared, sequences
@@ -55,7 +55,7 @@ def learnt_in(card: DataCard) -> list[int]:
 def test_every_token_of_a_document_is_learnt_once_and_a_plan_counts_the_same_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, around: str, has_end: bool, part_bytes: int, max_length: int
 ) -> None:
-    monkeypatch.setattr(formats, "_PART_BYTES", part_bytes)
+    monkeypatch.setattr(plain_text, "_PART_BYTES", part_bytes)
     words = tokenizer(around)
     if not has_end:
         words.eos_token = None
@@ -92,7 +92,7 @@ def test_four_hundred_lines_are_four_hundred_sequences_and_it_is_said_how(tmp_pa
 
 
 def test_a_folder_of_texts_has_a_document_for_each_file_however_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "_PART_BYTES", 50)
+    monkeypatch.setattr(plain_text, "_PART_BYTES", 50)
     (tmp_path / "texts").mkdir()
     text = "\n".join([RIVER] * 9) + "\n" * 120
     for name in ("a.txt", "b.md"):

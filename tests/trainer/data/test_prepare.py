@@ -270,7 +270,10 @@ def test_columns_of_any_name_can_be_named(tmp_path: Path, words: Any) -> None:
     with pytest.raises(UsageError, match="no row has the column 'x'. There are the columns 问, 答, text"):
         prepared(data, words, columns={"source": "x", "target": "答"})
     for wrong, said in (
-        ({"sauce": "问"}, "cannot be named as 'sauce'. brim knows source, target, text, label, messages"),
+        (
+            {"sauce": "问"},
+            "cannot be named as 'sauce'. brim knows messages, conversations, .*, source, target, text, sentence, label",
+        ),
         ({"target": "答"}, "do not go together"),
         ({"text": "问", "label": "答"}, "is for classifiers"),
     ):

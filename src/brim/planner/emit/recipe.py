@@ -17,6 +17,7 @@ from brim.locale import _
 from brim.planner.emit.equal import Equal, cut_note, equal_cut
 from brim.records import Candidate, Plan
 from brim.workload.cards import find_card
+from brim.workload.reading import sources_in
 from brim.workload.resolve import find_model
 from brim.workload.settings import ALPHA_PER_RANK, DEFAULT_RANK, recorded_alpha
 
@@ -213,7 +214,7 @@ def _model_name(given: str) -> str:
 
 def _data_name(plan: Plan, data: str | None) -> str | None:
     given = data or (plan.data.source if plan.data is not None else None)
-    if not given:
+    if not given or len(sources_in(given)) > 1:
         return None
     path = Path(given).expanduser()
     return str(path.resolve()) if path.exists() else given

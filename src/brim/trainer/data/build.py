@@ -47,6 +47,7 @@ class Job:
     loss_on: LossOn
     labels: tuple[str, ...]
     model_labels: tuple[str, ...]
+    task_is_given: bool = True
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -81,7 +82,7 @@ class _Pass:
     def __init__(self, job: Job, writer: Writer, max_bad: int) -> None:
         self._job = job
         self._writer = writer
-        self._pieces = Pieces(job.rows, task=job.task, columns=job.columns)
+        self._pieces = Pieces(job.rows, task=job.task, columns=job.columns, task_is_given=job.task_is_given)
         self._bad = BadRows(job.rows, max_bad)
         self._classes = Classes(job.labels, job.model_labels)
         self._make = maker_for(

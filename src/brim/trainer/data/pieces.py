@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from brim.errors import UsageError
 from brim.locale import _
-from brim.workload.columns import Layout, is_no_number
+from brim.workload.columns import Layout, is_no_number, listed, no_such_column
 from brim.workload.reading import no_rows
 
 if TYPE_CHECKING:
@@ -55,9 +55,10 @@ class Piece(NamedTuple):
 class Pieces:
     """The rows of a file or folder, each with what it gives, or with why it is bad."""
 
-    def __init__(self, rows: Rows, *, task: Task | None, columns: Mapping[str, str] | None) -> None:
+    def __init__(self, rows: Rows, *, task: Task | None, columns: Mapping[str, str] | None, task_is_given: bool = True) -> None:
         self._rows = rows
         self._task = task
+        self._task_is_given = task_is_given
         self._named = Layout.named(columns, task) if columns else None
         self.layout: Layout | None = None
         """The columns that were understood; None before the first row."""
@@ -117,6 +118,8 @@ class Pieces:
                 continue
             else:
                 if self._task == "causal-lm" and self._named is None:
+                    if not self._task_is_given:
+                        layout.refuse_unread_class(found.row, self._rows.name)
                     self.unread_class = layout.unread_class(found.row)
                 return self._suitable(layout, held)
         if fitting is None:
@@ -126,7 +129,7 @@ class Pieces:
     def _layout_of(self, row: Row) -> Layout:
         if self._named is None:
             return Layout.of(row, self._task)
-        if not self._named.fits(row):
+        if self._named.missing(row) is not None:
             raise UsageError(_("The columns that were named are not all here."))
         return self._named.suited_to(row)
 
@@ -142,10 +145,7 @@ class Pieces:
     def _not_understood(self, held: list[Found], refused: tuple[Found, UsageError] | None) -> UsageError:
         seen = dict.fromkeys(name for found in held for name in found.row or ())
         if self._named is not None:
-            missing = next((name for name in self._named.needed if name not in seen), self._named.name)
-            text = _("{place}: no row has the column {name!r}. There are the columns {seen}.")
-            named = ", ".join(map(str, seen)) or _("(none)")
-            return UsageError(text.format(place=_first_place(held), name=missing, seen=named))
+            return no_such_column(_first_place(held), self._named.missing(seen) or self._named.name, seen)
         assert refused is not None
         found, error = refused
         text = _("{place}: {message}").format(place=found.place(), message=error.message)
@@ -164,7 +164,7 @@ def piece_of(row: Row, layout: Layout, task: Task | None) -> Piece:
     """What this row gives. Raises BadRowError where that is nothing."""
     for name in layout.needed:
         if name not in row:
-            raise BadRowError(_("the column {name} is missing").format(name=name))
+            raise BadRowError(_("the column {name} is missing; the row has {columns}").format(name=name, columns=listed(row)))
         if row[name] is None:
             raise BadRowError(_("the column {name} is null").format(name=name))
         if is_no_number(row[name]) and name != layout.label:

@@ -13,6 +13,7 @@ from brim.trainer.data.build import Job, build
 from brim.trainer.data.classes import are_numbers
 from brim.trainer.data.encoding import Encoder
 from brim.trainer.data.fingerprint import fingerprint
+from brim.trainer.data.pieces import Pieces
 from brim.trainer.data.store import stored
 from brim.workload.reading import Rows
 
@@ -36,6 +37,7 @@ def prepare_data(
     tokenizer: Any,
     tokenizer_name: str,
     task: Task,
+    task_is_given: bool = True,
     columns: Mapping[str, str] | None = None,
     max_length: int,
     target_length: int | None = None,
@@ -50,6 +52,7 @@ def prepare_data(
 ) -> DataCard:
     """The tokens of a data set, from the cache if they are there. Raises one UsageError if there are more bad rows than `max_bad`.
 
+    `task_is_given`: whether a person chose the task; where a model's own task leaves a column with classes unread, it is asked for.
     `labels`: the classes, where they are known (evaluation). `model_labels`: those that the model's head already tells apart
     (`classes.labels_of`): where they are the data's, they keep their numbers. `vocabulary`: words that the model knows. `cache`: the
     folder in which the folders of tokens lie, instead of brim's own. `progress` gets the bytes that were read and those that there are.
@@ -64,6 +67,7 @@ def prepare_data(
         loss_on=loss_on,
         labels=tuple(labels),
         model_labels=() if labels else tuple(model_labels),
+        task_is_given=task_is_given,
     )
     with job.encoder.ready():
         if task != "classification":
@@ -71,6 +75,9 @@ def prepare_data(
         name = fingerprint(job.rows, job.encoder, job.settings)
         folder = ((cache_folder() / "data") if cache is None else Path(cache)).absolute() / name
         kept = _kept(folder, job)
+        if kept is not None and not task_is_given:
+            # Tokens in the cache may have been made when the task was given.
+            next(iter(Pieces(job.rows, task=task, columns=job.columns, task_is_given=False)))
         card = build(folder, job, max_bad, progress) if kept is None else kept
     if card.skipped > max_bad:
         raise too_many(job.rows.name, card.bad_rows, card.skipped, max_bad)
