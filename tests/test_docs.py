@@ -59,6 +59,10 @@ INSTEAD = {
         "brim train ./my-model --data my.jsonl --device cpu --no-probe --max-steps 2 -o small && brim train --resume small --max-steps 5",
         "the page has started that run further above",
     ),
+    "brim verify --run small": (
+        "brim train ./my-model --data my.jsonl --device cpu --no-probe --max-steps 2 -o small && brim verify --run small",
+        "the page has started that run further above",
+    ),
     "brim train --resume two --gpus 3 --sharding fsdp --max-steps 5": (
         f"{_TWO} && brim train --resume two --gpus 3 --sharding fsdp --max-steps 5",
         "the page has started that run further above",
@@ -126,7 +130,12 @@ LONG_PAGES = {"probe.md", "stitch.md", "train.md", "coming-from-lightning.md"}
 
 def marks_of(command: Command) -> list[pytest.MarkDecorator]:
     """Long, or run by somebody else."""
-    long = command.text in LONG or command.verb in LONG_VERBS or "probe.json" in command.words or " brim train " in command.text
+    long = (
+        command.text in LONG
+        or command.verb in LONG_VERBS
+        or "probe.json" in command.words
+        or "brim train " in INSTEAD.get(command.text, (command.text,))[0]
+    )
     why = RUN_ELSEWHERE.get(command.text)
     if command.page == SCREENS and command.screen:
         why = "test_readme.py runs it, and compares the screen"

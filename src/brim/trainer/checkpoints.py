@@ -125,6 +125,7 @@ class SafeSaving(_AnyTrainer):  # type: ignore[misc]
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial))
+        self._lost_folder = False
         room = self._agreed_room(folder)
         if not room.is_enough:
             self._fail(folder, _no_room(self.state.global_step, folder, room), waits_for_room=True)
@@ -140,7 +141,6 @@ class SafeSaving(_AnyTrainer):  # type: ignore[misc]
             left = _Room(room.needed_bytes, manifest.free_bytes(folder))
             self._fail(folder, _not_written(self.state.global_step, folder, left, why), waits_for_room=False)
             return
-        self._lost_folder = False
         if self._unsaved is not None:
             self._unsaved = None
             self._say(_("brim: the checkpoint of step {step} is saved.").format(step=self.state.global_step))
