@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -45,7 +46,7 @@ def test_without_a_card_there_is_a_row_for_each_of_four(cli: Cli, model: str) ->
 
 
 def test_the_table_shows_kinds_phases_assumptions_and_the_best_saving(cli: Cli, model: str) -> None:
-    out = cli("estimate", model, "--gpu", "t4", "--seq-len", "1024", "--micro-batch", "8").out
+    out = cli("estimate", model, "--gpu", "t4", "--seq-len", "1024", "--micro-batch", "32").out
     for words in ("activations", "optimizer", "By phase", "Verdict", "fits", "Assumed", "Saves most"):
         assert words in out
     assert "█" in out
@@ -154,3 +155,12 @@ def test_a_check_that_cannot_be_made_is_refused(cli: Cli, model: str, options: t
     ended = cli("estimate", model, *options, "--seq-len", "64", "--micro-batch", "1", "--check")
     assert ended.code == 2
     assert message in ended.err
+
+
+def test_every_setting_says_where_it_came_from(cli: Cli, model: str, tmp_path: Path) -> None:
+    (tmp_path / "brim.yaml").write_text("method: lora\n", encoding="utf-8")
+    ended = cli("estimate", model, "--gpu", "t4", "--seq-len", "64", "--config", str(tmp_path / "brim.yaml"))
+    rows = dict(re.split(r"  +", line, maxsplit=1) for line in ended.out.splitlines() if re.match("Given|Config file|Defaults", line))
+    assert rows["Given"] == "seq-len 64"
+    assert rows["Config file"] == "method lora"
+    assert rows["Defaults"].startswith("precision amp-fp16, optimizer adamw-fused")

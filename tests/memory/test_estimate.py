@@ -136,12 +136,12 @@ def test_more_gpus_never_need_more_of_each(tmp_path: Path, sharding: str, method
 def test_the_cache_answers_the_same_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BRIM_CACHE", str(tmp_path / "own"))
     model = folder(tmp_path, LLAMA)
-    first = brim.estimate(model, gpu="t4", micro_batch=4, seq_len=256)
+    first = brim.estimate(model, gpu="t4", micro_batch=4, seq_len=256, precision="fp32")
     program = (
         "import sys, brim\n"
-        f"answer = brim.estimate({model!r}, gpu='t4', micro_batch=4, seq_len=256)\n"
+        f"answer = brim.estimate({model!r}, gpu='t4', micro_batch=4, seq_len=256, precision='fp32')\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)\n"
-        f"other = brim.estimate({model!r}, gpu='t4*2', sharding='fsdp', micro_batch=7, seq_len=1024)\n"
+        f"other = brim.estimate({model!r}, gpu='t4*2', sharding='fsdp', micro_batch=7, seq_len=1024, precision='fp32')\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)\n"
         "print(answer.to_json())"
     )
@@ -268,3 +268,28 @@ def test_a_wish_that_the_library_refuses_is_told_in_its_words(tmp_path: Path) ->
         brim.estimate(folder(tmp_path, LLAMA), gpu="t4", method="lora", lora_targets="nonsense", seq_len=128)
     with pytest.raises(brim.UnsupportedError):
         brim.estimate(folder(tmp_path, LLAMA), gpu="t4", task="seq2seq", seq_len=128)
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "optimizer"),
+    [
+        ({"gpu": "t4"}, "amp-fp16", "adamw-fused"),
+        ({"gpu": "a100-80gb"}, "amp-bf16", "adamw-fused"),
+        ({"memory": 8 << 30}, "amp-bf16", "adamw-fused"),
+        ({"device": "cpu", "memory": 8 << 30}, "fp32", "adamw"),
+    ],
+)
+def test_defaults_are_those_of_the_device(tmp_path: Path, device: dict[str, Any], precision: str, optimizer: str) -> None:
+    model = folder(tmp_path, LLAMA)
+    silent = brim.estimate(model, seq_len=128, **device)
+    assert (silent.settings.precision, silent.settings.optimizer) == (precision, optimizer)
+    told = brim.estimate(model, seq_len=128, precision=precision, optimizer=optimizer, **device)
+    assert told.by_kind == silent.by_kind
+    assert (silent.sources["precision"], told.sources["precision"], told.sources["seq_len"]) == ("default", "given", "given")
+    text = (Path(__file__).parents[2] / "docs" / "estimate.md").read_text(encoding="utf-8")
+    assert f"{precision}" in next(line for line in text.splitlines() if line.startswith("| `--precision` |"))
+
+
+def test_what_is_given_is_not_replaced_by_a_default(tmp_path: Path) -> None:
+    answer = brim.estimate(folder(tmp_path, LLAMA), gpu="t4", seq_len=128, precision="fp32", optimizer="adamw")
+    assert (answer.settings.precision, answer.settings.optimizer) == ("fp32", "adamw")

@@ -365,3 +365,32 @@ def test_one_micro_batch_alone_is_looked_at_where_accumulating_ones_do_not_fit(t
 def test_numbers_that_are_none_are_refused_in_words(tiny: str, wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         make_request(tiny, gpu="t4", **wrong)
+
+
+def test_a_length_that_was_given_is_a_limit_and_the_data_decide_below_it(tiny: str, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": "word " * count}) + "\n" for count in (3, 60, 107)), encoding="utf-8")
+    longest = brim.plan(tiny, gpu="t4", data=rows, effective_batch=4)
+    limited = brim.plan(tiny, gpu="t4", data=rows, effective_batch=4, seq_len=1024)
+    assert limited.workload.max_length == longest.workload.max_length < 200
+    assert limited.sources["seq_len"] == longest.sources["seq_len"] == "data"
+    assert any("--seq-len 1024 cuts none" in text for text in limited.assumptions)
+    cut = brim.plan(tiny, gpu="t4", data=rows, effective_batch=4, seq_len=32)
+    assert (cut.workload.max_length, cut.sources["seq_len"]) == (32, "given")
+
+
+def test_a_plan_says_where_every_setting_came_from_and_shares_its_defaults_with_estimate(tiny: str) -> None:
+    found = brim.plan(tiny, gpu="t4", seq_len=256, method="lora")
+    assert found.best is not None
+    assert {
+        "method": "given",
+        "seq_len": "given",
+        "effective_batch": "default",
+        "precision": "plan",
+    }.items() <= found.sources.items()
+    usual = brim.estimate(tiny, gpu="t4", seq_len=256, method="lora").settings
+    assert (found.best.precision, found.best.optimizer, found.best.attention) == (
+        usual.precision,
+        usual.optimizer,
+        usual.attention,
+    )

@@ -152,3 +152,26 @@ def test_a_sweep_on_the_cpu_is_one_process_in_float32(llama: str) -> None:
     assert found.fits
     assert found.structure["precision"] == "fp32"
     assert found.structure["sharding"] == "none"
+
+
+@pytest.mark.long
+def test_a_row_that_does_not_fit_names_the_flags_that_make_it_fit(llama: str) -> None:
+    asked: dict[str, Any] = {"seq_len": 512, "accumulation": 2}
+    plain = sweep(llama, "8,32", gpu="8GiB", checkpointing="none", loss="standard", **asked).rows
+    limit = (plain[0].memory_bytes + plain[1].memory_bytes) // 2
+    found = sweep(llama, "8,32", gpu="8GiB", memory=limit, **asked)
+    fits, missing = found.rows
+    assert (fits.fits, fits.fits_with, missing.fits) == (True, "", False)
+    words = missing.fits_with.split()
+    assert words
+    flags = {flag.removeprefix("--"): value for flag, value in zip(words[::2], words[1::2], strict=True)}
+    again = sweep(llama, "32", gpu="8GiB", memory=limit, **asked, **flags).rows[0]
+    assert again.keeps_margin
+    assert f"32: fits with {missing.fits_with}." in str(found)
+
+
+@pytest.mark.long
+def test_a_row_that_fits_nowhere_says_so(llama: str) -> None:
+    found = sweep(llama, "2", gpu="200MiB", seq_len=128)
+    assert found.rows[0].fits_with == ""
+    assert "2: fits under no structure that may be chosen." in str(found)

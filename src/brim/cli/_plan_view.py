@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from brim.cli._output import Column, bar, format_seconds, grid, line_width, table
 from brim.cli._scaling_view import scaling_blocks
+from brim.cli._step_options import source_rows
 from brim.locale import _, sentences
 from brim.sizes import format_bytes, format_count
 from brim.workload.settings import method_words
@@ -95,7 +96,7 @@ def _chosen(plan: Plan, best: Candidate) -> list[tuple[str, str]]:
     rows.append((_("Loader"), loader + _(", evaluation batch {count}").format(count=best.eval_batch)))
     if best.learning_rate is not None:
         rows.append((_("Learning rate"), f"{best.learning_rate:g}"))
-    return rows
+    return rows + source_rows(plan.sources, {**vars(plan.workload), **vars(best), "seq_len": plan.workload.max_length})
 
 
 def structure(best: Candidate) -> str:
@@ -291,6 +292,7 @@ def sweep_blocks(found: Sweep) -> Iterator[RenderableType]:
         Column(_("Because"), rank=4),
     )
     yield table(columns, [_sweep_row(row, found.what, has_rates=has_rates) for row in found.rows])
+    yield from _what_would_fit(found)
     for text in found.reasons:
         yield from ("", text)
     yield from assumed(found.assumptions)
@@ -300,6 +302,15 @@ def assumed(assumptions: tuple[str, ...]) -> Iterator[str]:
     """What was not said, and filled in."""
     if assumptions:
         yield from ("", _("Assumed"), *(f"  - {text}" for text in assumptions))
+
+
+def _what_would_fit(found: Sweep) -> Iterator[str]:
+    """Of the rows that do not fit, under which flags they would."""
+    missing = [row for row in found.rows if not row.fits]
+    for flags in dict.fromkeys(row.fits_with for row in missing):
+        values = ", ".join(row.value for row in missing if row.fits_with == flags)
+        text = _("{values}: fits with {flags}.") if flags else _("{values}: fits under no structure that may be chosen.")
+        yield from ("", text.format(values=values, flags=flags))
 
 
 def _sweep_row(row: SweepRow, what: str, *, has_rates: bool) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
+from click.core import ParameterSource
 
 from brim.cli._aliases import DATA_NAMES, Refused
 from brim.cli._command import Size, option
@@ -17,6 +18,8 @@ from brim.workload.words import CHECKPOINTING, Attention, Loss, Method, Offload,
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from brim.records.predictions import Source
 
 _DTYPES = ("fp32", "bf16", "fp16", "float32", "bfloat16", "float16")
 
@@ -179,13 +182,15 @@ STEP_OPTIONS = (
             "fp16": {True: "amp-fp16", False: None},
             "mixed_precision": {"bf16": "amp-bf16", "fp16": "amp-fp16", "no": "fp32"},
         },
-        help=N_("bf16, fp16: weights in half precision; amp-*: autocast. Default: fp32."),
+        help=N_(
+            "bf16, fp16: weights in half precision; amp-*: autocast. Default: amp-bf16, amp-fp16 without bfloat16, fp32 on the CPU."
+        ),
     ),
     option(
         "--optimizer",
         type=click.Choice(get_args(Optimizer)),
         config_words={"optim": _OPTIM},
-        help=N_("Default: adamw, as torch picks it on the device."),
+        help=N_("Default: adamw-fused; adamw on the CPU."),
     ),
     option(
         "--checkpointing",
@@ -253,6 +258,33 @@ def with_options(*groups: tuple[Callable[[Callable[..., Any]], Callable[..., Any
         return function
 
     return decorate
+
+
+def from_config(ctx: click.Context, sources: Mapping[str, Source]) -> dict[str, Source]:
+    """The same, with what a config file gave told from what was typed."""
+    filed = {name for name in sources if ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP}
+    return {name: "config" if source == "given" and name in filed else source for name, source in sources.items()}
+
+
+def source_rows(sources: Mapping[str, Source], values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Where the settings of an answer came from, one row for each origin."""
+    from brim.locale import _
+
+    headings: dict[Source, str] = {
+        "given": _("Given"), "config": _("Config file"), "data": _("From the data"), "plan": _("Chosen"), "default": _("Defaults"),
+    }  # fmt: skip
+    rows = []
+    for source, heading in headings.items():
+        names = [name for name, each in sources.items() if each == source and values.get(name) is not None]
+        if names:
+            rows.append((heading, ", ".join(f"{name.replace('_', '-')} {_in_words(values[name])}" for name in names)))
+    return rows
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:

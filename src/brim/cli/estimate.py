@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from brim.cli._command import option, verb
 from brim.cli._output import Column, bar, grid, line_width, note, print_json, show, table, working
-from brim.cli._step_options import DEVICE_OPTIONS, STEP_OPTIONS, given_settings, with_options
+from brim.cli._step_options import DEVICE_OPTIONS, STEP_OPTIONS, from_config, given_settings, source_rows, with_options
 from brim.errors import UsageError
 from brim.locale import N_, _, sentences
 from brim.sizes import format_bytes, format_count
@@ -63,7 +64,8 @@ def command(
     from brim.workload.resolve import find_model
     from brim.workload.settings import read_settings
 
-    settings = read_settings(given_settings(options))
+    given = given_settings(options)
+    read_settings(given)
     if timeline is not None:
         from brim.memory.timeline import check_path
 
@@ -74,10 +76,11 @@ def command(
         raise UsageError(text.format(named=where.count, said=options["gpus"]))
     places = [where] if where is not None else default_places()
     found = find_model(model, trust_remote_code=trust_remote_code)
-    questions = [Question.ask(found, settings, place) for place in places]
+    questions = [Question.of(found, given, place) for place in places]
     held: dict[Any, Any] = {}
     with working(_("Tracing {model} ...").format(model=found.name)):
         answers = [question.answer(held) for question in questions]
+        answers = [replace(answer, sources=from_config(ctx, answer.sources)) for answer in answers]
         chosen = _most_telling(answers)
         if not as_json:
             answers[chosen] = _with_saving(questions[chosen], answers[chosen])
@@ -103,16 +106,12 @@ def _most_telling(answers: list[Estimate]) -> int:
 
 
 def _with_saving(question: Question, answer: Estimate) -> Estimate:
-    from dataclasses import replace
-
     from brim.memory.saving import best_saving
 
     return replace(answer, saving=best_saving(question, answer))
 
 
 def _with_check(question: Question, answer: Estimate) -> Estimate:
-    from dataclasses import replace
-
     from brim.memory.emulated_check import check_emulated
 
     return replace(answer, check=check_emulated(question, answer))
@@ -190,8 +189,10 @@ def _headline(answer: Estimate) -> str:
 
 
 def _cards(questions: list[Question], answers: list[Estimate]) -> Table:
+    differs = len({answer.settings.precision for answer in answers}) > 1
     columns = (
         Column("GPU"),
+        *((Column(_("Precision"), rank=3),) if differs else ()),
         Column(_("Usable"), right=True),
         Column(_("Needed"), right=True),
         Column("", rank=2),
@@ -201,6 +202,7 @@ def _cards(questions: list[Question], answers: list[Estimate]) -> Table:
     rows = [
         (
             question.where.label,
+            *((answer.settings.precision,) if differs else ()),
             format_bytes(answer.limit_bytes),
             format_bytes(answer.smallest_surviving_limit_bytes),
             _share_bar(answer.smallest_surviving_limit_bytes, answer.limit_bytes),
@@ -255,6 +257,7 @@ def _facts(answer: Estimate) -> list[tuple[str, str]]:
         (_("By phase"), by_phase),
         (_("Attention"), answer.attention_kernel),
         (_("Trains"), trains),
+        *source_rows(answer.sources, vars(answer.settings)),
     ]
 
 

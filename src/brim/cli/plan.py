@@ -21,6 +21,7 @@ from brim.cli._step_options import (
     STEP_OPTIONS,
     Words,
     data_option,
+    from_config,
     given_settings,
     with_options,
 )
@@ -231,6 +232,7 @@ def _plan(ctx: click.Context, model: str | None, emit: Any, output: str | None, 
     assert model is not None
     with progress(_("Planning {model} ...").format(model=model)):
         found = plan(model, **given)
+    found = replace(found, sources=from_config(ctx, found.sources))
     document = found.to_dict()
     if not as_json:
         from brim.cli._plan_view import plan_blocks

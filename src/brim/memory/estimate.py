@@ -26,16 +26,17 @@ from brim.memory.where import Where, find_where
 from brim.records import Estimate, MemoryPrediction
 from brim.version import __version__
 from brim.workload.resolve import Model, find_model
-from brim.workload.settings import ALPHA_PER_RANK, DEFAULT_RANK, Settings, read_settings
+from brim.workload.settings import ALPHA_PER_RANK, DEFAULT_RANK, Settings, read_settings, settings_to_name
 from brim.workload.words import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import nn
 
     from brim.machine.records import GPU
     from brim.memory.stream import Trace
+    from brim.records.predictions import Source
     from brim.workload.words import Task
 
 _TASKS: dict[str, Task] = {
@@ -66,9 +67,7 @@ def estimate(
     if where is None:
         text = _("No GPU is found here, and none was named.")
         raise UsageError(text, hint=_('Give gpu="t4", memory=24 * 2**30 or device="cpu".'))
-    return Question.ask(
-        model, read_settings(settings), where, step=step, trust_remote_code=trust_remote_code, cache=cache
-    ).answer()
+    return Question.of(model, settings, where, step=step, trust_remote_code=trust_remote_code, cache=cache).answer()
 
 
 @dataclass(frozen=True)
@@ -84,6 +83,26 @@ class Question:
     where: Where
     step: Any = None
     cache: bool = True
+    named: frozenset[str] | None = None
+    """The settings that were given; None where that is not known."""
+
+    @classmethod
+    def of(
+        cls,
+        model: str | os.PathLike[str] | Model | nn.Module,
+        given: Mapping[str, Any],
+        where: Where,
+        *,
+        step: Callable[[nn.Module, int, int], Any] | None = None,
+        trust_remote_code: bool = False,
+        cache: bool = True,
+    ) -> Question:
+        """From the settings that were given, by name; the others are the defaults of this device."""
+        settings = read_settings(dict(given))
+        asked = cls.ask(model, settings, where, step=step, trust_remote_code=trust_remote_code, cache=cache)
+        usual = device_defaults(where) if asked.config is not None else {}
+        left_out = {name: value for name, value in usual.items() if name not in given}
+        return replace(asked, settings=replace(asked.settings, **left_out), named=frozenset(given))
 
     @classmethod
     def ask(
@@ -120,7 +139,7 @@ class Question:
             check_module(self.given, has_step=self.step is not None)
         around = self.where.outside(self.settings.ranks)
         held = {} if held is None else held
-        key = self.where.target, around
+        key = self.settings, self.where.target, around
         if key not in held:
             held[key] = Held.of(self)
         return replace(self._judge(held[key], warnings), elapsed_seconds=round(time.perf_counter() - began, 3))
@@ -182,6 +201,12 @@ class Question:
         trace = self.stream(obtained)
         return walk_plain(trace) if self.where.gpu is None else walk_allocator(trace)
 
+    def sources(self) -> dict[str, Source]:
+        """Where each setting came from; nothing, where that is not known."""
+        if self.named is None:
+            return {}
+        return {name: "given" if name in self.named else "default" for name in settings_to_name(self.settings, self.named)}
+
     def _judge(self, held: Held, warnings: list[str]) -> Estimate:
         obtained, walk = held.obtained, held.walk
         needs = Needs.of(held, self.where, self.settings.ranks)
@@ -194,6 +219,7 @@ class Question:
             attention_kernel=obtained.attention_kernel,
             total_parameters=obtained.facts.total_parameters,
             trainable_parameters=obtained.facts.trainable_parameters,
+            sources=self.sources(),
             assumptions=tuple(assumptions(self.given, self.settings, self.where, self.config, obtained)),
             warnings=tuple(warnings),
             brim_version=__version__,
@@ -265,6 +291,17 @@ class Needs:
         kinds = walk.by_kind(walk.peak_event())
         absent = {kind: 0 for kind in get_args(Kind) if kind not in {*kinds, "fragmentation", "context"}}
         return {**kinds, **absent, "fragmentation": self.reserved - self.allocated, "context": self.device - self.reserved}
+
+
+def device_defaults(where: Where) -> dict[str, Any]:
+    """What a model with a config trains with where it was not said: autocast to the card's half precision, AdamW in one kernel.
+
+    `brim plan` tries these first; `docs/estimate.md` lists all defaults.
+    """
+    if where.gpu is None:
+        return {"precision": "fp32", "optimizer": "adamw"}
+    has_bf16 = where.gpu.bf16 or where.gpu.vendor == "unknown"
+    return {"precision": "amp-bf16" if has_bf16 else "amp-fp16", "optimizer": "adamw-fused"}
 
 
 def fill(settings: Settings, model: object, where: Where) -> Settings:

@@ -40,21 +40,33 @@ def _chosen(plan: Plan, best: Candidate) -> list[tuple[str, object]]:
         if best.world_size == 1
         else _("{name} over {count} ranks").format(name=best.sharding, count=best.world_size)
     )
+    method = best.method if plan.workload.lora_rank is None else f"{best.method} r={plan.workload.lora_rank}"
     return [
-        (_("Batch"), product(best)),
+        (_("Batch"), _with_source(plan, "effective_batch", product(best))),
+        (_("Length"), _with_source(plan, "seq_len", plan.workload.max_length)),
         (_("Slices"), _slices(best)),
-        (_("Method"), best.method if plan.workload.lora_rank is None else f"{best.method} r={plan.workload.lora_rank}"),
-        (_("Precision"), best.precision),
-        (_("Checkpointing"), best.checkpointing),
-        (_("Attention"), best.attention),
-        (_("Optimizer"), best.optimizer),
-        (_("Sharding"), sharding),
+        (_("Method"), _with_source(plan, "method", method)),
+        (_("Precision"), _with_source(plan, "precision", best.precision)),
+        (_("Checkpointing"), _with_source(plan, "checkpointing", best.checkpointing)),
+        (_("Attention"), _with_source(plan, "attention", best.attention)),
+        (_("Optimizer"), _with_source(plan, "optimizer", best.optimizer)),
+        (_("Loss"), _with_source(plan, "loss", best.loss)),
+        (_("Sharding"), _with_source(plan, "sharding", sharding)),
         (_("Offload"), best.offload),
         (_("Learning rate"), "" if best.learning_rate is None else f"{best.learning_rate:g}"),
         (_("Evaluation batch"), best.eval_batch),
         (_("Loader workers"), best.num_workers),
         (_("Configurations considered"), words.count(plan.considered)),
     ]
+
+
+def _with_source(plan: Plan, name: str, value: object) -> str:
+    """`sdpa (default)`; the value alone, where its source is not known."""
+    sources = {
+        "given": _("given"), "config": _("config file"), "data": _("from the data"), "plan": _("chosen"), "default": _("default"),
+    }  # fmt: skip
+    source = plan.sources.get(name)
+    return str(value) if source is None else f"{value} ({sources[source]})"
 
 
 def _slices(best: Candidate) -> str:

@@ -39,6 +39,8 @@ class SweepRow:
     """Of the limit: `memory_bytes / limit_bytes`."""
     verdict: Verdict
     reason: str
+    fits_with: str = ""
+    """Of a row that does not fit: the flags of the simplest structure under which it does, beside its margin; empty where none does."""
     keeps_margin: bool
     """Whether what is predicted leaves the margin free, as a plan demands."""
     steps_per_epoch: PositiveInt | None = None

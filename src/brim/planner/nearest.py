@@ -328,7 +328,11 @@ def _changed(request: Request, settings: dict[str, Any], because: str, *, where:
         cache=request.question.cache,
         **{**pinned, **inside},
     )
-    kept: dict[str, Any] = {"effective_because": request.effective_because, "shm_bytes": request.shm_bytes}
+    kept: dict[str, Any] = {
+        "effective_because": request.effective_because,
+        "effective_source": request.effective_source,
+        "shm_bytes": request.shm_bytes,
+    }
     if where is None and request.measured is not None:
         # A probe speaks for its own device only.
         kept |= {"measured": request.measured, "margin": request.margin, "unmeasured_margin": request.unmeasured_margin}

@@ -20,6 +20,7 @@ from brim.version import __version__
 from brim.workload.lengths import fixed_lengths
 from brim.workload.records import Workload
 from brim.workload.resolve import Model
+from brim.workload.settings import settings_to_name
 
 if TYPE_CHECKING:
     import os
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from brim.machine.records import GPU
     from brim.records import Advice, Measurement
+    from brim.records.predictions import Source
     from brim.workload.lengths import Lengths
     from brim.workload.reading import Given
 
@@ -132,10 +134,29 @@ def plan_request(request: Request, *, apply: bool = False, curve: bool = False) 
         scaling=scaling,
         advice=advice,
         hints=tuple(hints_of(request, best)),
+        sources=sources_of(request, best),
         assumptions=tuple(assumptions_of(request, found)),
         warnings=tuple(warnings_of(request, best)),
         brim_version=__version__,
     )
+
+
+def sources_of(request: Request, best: Pick | None) -> dict[str, Source]:
+    """Where each setting of the answer came from."""
+    settings = best.option.settings if best is not None else request.base
+    sliced = {"micro_batch": request.micro_batch, "accumulation": request.accumulation}
+    searched = {"checkpointing", "attention", *(("precision", "optimizer", "loss") if request.where.gpu is not None else ())}
+    searched |= {"sharding"} if settings.ranks > 1 else set()
+    found: dict[str, Source] = {"effective_batch": request.effective_source}
+    for name in settings_to_name(settings, request.pinned):
+        is_chosen = name in searched or name in sliced or getattr(settings, name) != getattr(request.base, name)
+        if name in request.pinned or sliced.get(name) is not None:
+            found[name] = "given"
+        else:
+            found[name] = "plan" if is_chosen else "default"
+    if request.data is not None and request.length == int(request.data.tokens.max()):
+        found["seq_len"] = "data"
+    return found
 
 
 def candidate_of(request: Request, pick: Pick, rate: float | None, best: Pick | None, found: Found) -> Candidate:

@@ -14,6 +14,7 @@ from brim.memory.where import Where, find_where
 from brim.planner.measured import Measured, measured_of
 from brim.planner.probed import Probe, check_same, read_probe, structure_of, where_probed, with_length
 from brim.planner.space import read_vary
+from brim.records.predictions import Source
 from brim.sizes import format_bytes, parse_part, parse_size
 from brim.speed.links import Link, read_link
 from brim.step.cuts import Cut, cut, cut_into, cuts
@@ -54,6 +55,7 @@ class Request:
     pinned: dict[str, Any]
     effective_batch: int
     effective_because: str
+    effective_source: Source
     margin: Margin
     vary: frozenset[str] = frozenset()
     micro_batch: int | None = None
@@ -199,12 +201,12 @@ def make_request(
         where = where or where_probed(measurement, gpu, memory, device)
     pinned = {name: value for name, value in settings.items() if value is not None or name == "max_grad_norm"}
     given = read_settings(pinned)
-    said_micro, said_accumulation = pinned.pop("micro_batch", None), pinned.pop("accumulation", None)
     where = where or find_where(gpu, memory, device)
     if where is None:
         text = _("No GPU is found here, and none was named.")
         raise UsageError(text, hint=_('Give gpu="t4", memory=24 * 2**30 or device="cpu".'))
-    question = Question.ask(model, given, where, trust_remote_code=trust_remote_code, step=step, cache=cache)
+    question = Question.of(model, pinned, where, trust_remote_code=trust_remote_code, step=step, cache=cache)
+    said_micro, said_accumulation = pinned.pop("micro_batch", None), pinned.pop("accumulation", None)
     lengths = _lengths(data, tokenizer, columns, question, trust_remote_code)
     notes: list[str] = []
     if lengths is not None and lengths.has_targets and given.target_len is None:
@@ -218,11 +220,12 @@ def make_request(
         notes.append(
             _("Targets of up to {length} tokens, the longest in the data: no --target-len was given.").format(length=longest)
         )
-    if lengths is not None and given.seq_len is None:
-        question, note = _length_of(question, lengths)
-        notes.append(note)
+    if lengths is not None:
+        question, note = _length_of(question, lengths, asked=given.seq_len)
+        notes += [note] if note else []
     base = replace(question.settings, micro_batch=2, accumulation=2)
     effective, because = _effective(effective_batch, said_micro, said_accumulation, base.ranks)
+    effective_source: Source = "default" if effective_batch is None and said_micro is None else "given"
     if effective > MOST_EFFECTIVE:
         raise UsageError(
             _("An effective batch of {count:,} is more than the {most:,} that brim plans.").format(
@@ -263,6 +266,7 @@ def make_request(
         pinned=pinned,
         effective_batch=effective,
         effective_because=because,
+        effective_source=effective_source,
         margin=kept_free,
         vary=varied,
         micro_batch=said_micro,
@@ -315,22 +319,34 @@ def _lengths(
     )  # fmt: skip
 
 
-def _length_of(question: Question, lengths: Lengths) -> tuple[Question, str]:
-    """Without --seq-len: as long as the data, up to what is usual for the model."""
+def _length_of(question: Question, lengths: Lengths, *, asked: int | None) -> tuple[Question, str]:
+    """As long as the longest sequence of the data, up to --seq-len, or to what is usual for the model."""
     usual = question.settings.seq_len
     assert usual is not None
-    length = min(int(lengths.tokens.max()), usual)
-    changed: dict[str, Any] = {"seq_len": length}
-    text = _("Sequences of up to {length} tokens, the longest in the data: no --seq-len was given.")
-    if not lengths.exact:
+    longest = int(lengths.tokens.max())
+    length = min(longest, usual)
+    said: dict[str, Any] = {"length": length, "limit": usual}
+    if longest > usual and lengths.documents is not None:
+        text = ""  # documents are read in blocks, which is said
+    elif longest > usual and asked is not None:
+        text = _("Sequences are cut at {length} tokens, as asked.")
+    elif longest > usual:
+        text = _("Sequences are cut at {length} tokens: no --seq-len was given.")
+    elif asked is not None and lengths.exact:
+        text = _("Sequences of up to {length} tokens, the longest in the data: --seq-len {limit} cuts none.")
+    elif asked is not None:
+        text = _(
+            "Sequences of up to {length} tokens, the longest in the data as guessed: --seq-len {limit} cuts none. Give --tokenizer to be "
+            "sure."
+        )
+    elif lengths.exact:
+        text = _("Sequences of up to {length} tokens, the longest in the data: no --seq-len was given.")
+    else:
         text = _(
             "Sequences of up to {length} tokens, the longest in the data as guessed: give --tokenizer or --seq-len to be sure."
         )
-    if length == usual < int(lengths.tokens.max()) and lengths.documents is None:
-        text = _("Sequences are cut at {length} tokens: no --seq-len was given.")
-    given = replace(question.given, **changed)
-    settings = replace(question.settings, **changed)
-    return replace(question, given=given, settings=settings), text.format(length=length)
+    given, settings = (replace(each, seq_len=length) for each in (question.given, question.settings))
+    return replace(question, given=given, settings=settings), text.format(**said)
 
 
 def _margin(asked: str | float | None, where: Where, ranks: int) -> Margin:

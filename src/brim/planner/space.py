@@ -15,7 +15,7 @@ from brim.errors import BrimError, UsageError
 from brim.locale import _
 from brim.machine.detect import why_no_flash_attention
 from brim.memory.compatibility import check
-from brim.memory.estimate import fill
+from brim.memory.estimate import device_defaults, fill
 from brim.workload.settings import Settings
 
 if TYPE_CHECKING:
@@ -141,11 +141,9 @@ def _free(pinned: dict[str, Any], name: str, values: list[Any]) -> list[Any]:
 
 def _precisions(pinned: dict[str, Any], where: Where, vary: frozenset[str]) -> list[Any]:
     """What trains is held in float32; LoRA's frozen base may be half. Weights that train in half precision are another recipe."""
-    if where.gpu is None:
-        return _free(pinned, "precision", ["fp32"])
-    has_bf16 = where.gpu.bf16 or where.gpu.vendor == "unknown"
-    values = _free(pinned, "precision", ["amp-bf16" if has_bf16 else "amp-fp16", "fp32"])
-    return [*values, "bf16"] if "precision" in vary and has_bf16 else values
+    usual = device_defaults(where)["precision"]
+    values = _free(pinned, "precision", list(dict.fromkeys((usual, "fp32"))))
+    return [*values, "bf16"] if "precision" in vary and usual == "amp-bf16" else values
 
 
 def _attentions(pinned: dict[str, Any], where: Where) -> list[Any]:
@@ -157,8 +155,7 @@ def _attentions(pinned: dict[str, Any], where: Where) -> list[Any]:
 
 
 def _optimizers(pinned: dict[str, Any], where: Where, vary: frozenset[str]) -> list[Any]:
-    adamw = ["adamw-fused", "adamw"] if where.gpu is not None else ["adamw"]
-    values = _free(pinned, "optimizer", adamw)
+    values = _free(pinned, "optimizer", list(dict.fromkeys((device_defaults(where)["optimizer"], "adamw"))))
     # A paged optimizer keeps its state on the host: that is offload too.
     others = [word for word in _OTHER_OPTIMIZERS if "offload" in vary or not word.startswith("paged")]
     return [*values, *others] if "optimizer" in vary else values

@@ -1,23 +1,27 @@
 """`brim plan --sweep`: the same structure at several micro-batches or lengths, or on several GPUs, one row each.
 
 Rows are there to be compared, so nothing but the swept value changes from one to the next. What is pinned stays; what is free is chosen
-once, for the first row that fits, and said. One trace serves all micro-batches, and most often all lengths.
+once, for the first row that fits, and said. A row that does not fit names the flags under which it would. One trace serves all
+micro-batches, and most often all lengths.
 """
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from brim.errors import UsageError
+from brim.errors import BrimError, UsageError
 from brim.locale import _, sentences
 from brim.planner.answers import Sweep, SweepRow, Swept, Verdict
+from brim.planner.command import flags_of
 from brim.planner.ladder import described, ladder, option_of, rungs, same_kind
 from brim.planner.plan import speed_of
 from brim.planner.request import Request, make_request
 from brim.planner.schedule import learning_rate_factor
 from brim.planner.search import Pick
+from brim.planner.space import may_chunk
 from brim.sizes import format_bytes
 from brim.version import __version__
 
@@ -37,6 +41,7 @@ VERDICTS: tuple[tuple[float, Verdict], ...] = (
 )
 """Below which share of the card each word stands; `limit` up to all of it."""
 _MOST_ROWS = 64
+_FREE = ("checkpointing", "loss", "sharding", "offload", "precision", "optimizer", "method")
 
 
 def sweep(
@@ -62,7 +67,8 @@ def sweep(
     for value, request in zip(read, requests, strict=True):
         pick = _pick(request, same_kind(request, like))
         picks.append(pick)
-        rows.append(_row(request, pick, value))
+        row = _row(request, pick, value)
+        rows.append(row if row.fits else replace(row, fits_with=_fits_with(request, pick)))
     first = requests[0]
     from_batch = first.from_batch or rows[0].effective_batch
     made = [_followed(row, picks[0], from_batch, first.learning_rate) for row in _against_first(rows)]
@@ -167,6 +173,25 @@ def _pick(request: Request, settings: Settings) -> Pick:
     pick.option.device_bytes(pick.cut)
     option.keep()
     return pick
+
+
+def _fits_with(request: Request, shown: Pick) -> str:
+    """The flags that make a row fit, where any structure does."""
+    listed = ladder(request)
+    if may_chunk(request.pinned, request.base, request.question.model, request.where):
+        listed += [replace(settings, loss="chunked") for settings in listed]
+    for settings in listed:
+        changed = {
+            name: getattr(settings, name) for name in _FREE if getattr(settings, name) != getattr(shown.option.settings, name)
+        }
+        try:
+            option = option_of(request, settings)
+            cut = request.cuts[0] if len(request.cuts) == 1 else option.fastest()
+            if changed and cut is not None and option.surely_fits(cut):
+                return shlex.join(flags_of(changed))
+        except BrimError:
+            continue
+    return ""
 
 
 def _row(request: Request, pick: Pick, value: str) -> SweepRow:

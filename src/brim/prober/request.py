@@ -263,13 +263,14 @@ def read_request(
     _check_counts(effective_batch=effective_batch, max_trials=max_trials)
     if time_limit is not None and not time_limit > 0:
         raise UsageError(_("--time-limit {value} is not possible: it must be above 0 seconds.").format(value=time_limit))
-    given = read_settings({name: value for name, value in settings.items() if value is not None or name == "max_grad_norm"})
+    named = {name: value for name, value in settings.items() if value is not None or name == "max_grad_norm"}
+    given = read_settings(named)
     if effective_batch is not None and given.accumulation > 1:
         raise UsageError(
             _("--effective-batch and --accumulation fix the micro-batch, and that is what a probe looks for: give one.")
         )
     name, where, total, others = _find_device(device, memory, gpu_index)
-    question = Question.ask(model, given, where, trust_remote_code=trust_remote_code, step=step, cache=cache)
+    question = Question.of(model, named, where, trust_remote_code=trust_remote_code, step=step, cache=cache)
     question, lengths = _with_lengths(question, given, data, tokenizer, columns, trust_remote_code)
     _check_one_process(question.settings)
     if question.settings.attention == "flash2" and name != "cpu":
@@ -373,8 +374,7 @@ def _with_lengths(
         )
     )
     changed: dict[str, Any] = {}
-    if given.seq_len is None:
-        changed["seq_len"] = min(int(np.max(lengths.tokens)), question.settings.seq_len or 1)
+    changed["seq_len"] = min(int(np.max(lengths.tokens)), question.settings.seq_len or 1)
     if lengths.has_targets and given.target_len is None:
         usual = question.settings.target_len or question.settings.seq_len or 1
         changed["target_len"] = min(int(np.max(lengths.target_tokens)), usual)

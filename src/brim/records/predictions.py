@@ -77,6 +77,10 @@ class EmulatedCheck:
     """Of the measurement, imports included."""
 
 
+Source = Literal["given", "config", "default", "plan", "data"]
+"""Where a value came from: the command line or a keyword, a config file, brim's default, the search of a plan, the lengths of the data."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Estimate(MemoryPrediction, Record):
     """The answer of `brim estimate`: the bytes of one step on one device."""
@@ -92,6 +96,8 @@ class Estimate(MemoryPrediction, Record):
     """`flash`, `efficient`, `math`: what `sdpa` takes there; `flash2`; `eager`; several joined by `+`; `none`."""
     total_parameters: Count
     trainable_parameters: Count
+    sources: dict[str, Source] = field(default_factory=dict)
+    """Where each setting came from, by name."""
     retries: Count = 0
     """How often cached segments must be given back for the step to run under the limit: it then fits, and is slower."""
     assumptions: tuple[str, ...] = ()
@@ -212,6 +218,8 @@ class Plan(Record):
     advice: tuple[Advice, ...] = ()
     hints: tuple[str, ...] = ()
     """What was not allowed, or not tried, and would help."""
+    sources: dict[str, Source] = field(default_factory=dict)
+    """Where each setting of the configuration came from, by name."""
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     brim_version: str = ""

@@ -28,6 +28,9 @@ from brim.workload.words import (
 if TYPE_CHECKING:
     from brim.workload.records import Workload
 
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
 DEFAULT_LENGTH = 2048
 DEFAULT_RANK = 8
 """peft's own default."""
@@ -97,6 +100,26 @@ def method_words(record: Settings | Workload) -> str:
         return record.method
     dropout = f" dropout={record.lora_dropout:g}" if record.lora_dropout else ""
     return f"{record.method} r={record.lora_rank} alpha={recorded_alpha(record)}{dropout}"
+
+
+_ALWAYS_NAMED = (
+    "method",
+    "precision",
+    "optimizer",
+    "attention",
+    "checkpointing",
+    "loss",
+    "seq_len",
+    "micro_batch",
+    "accumulation",
+)
+
+
+def settings_to_name(settings: Settings, given: Collection[str]) -> tuple[str, ...]:
+    """What an answer names: the settings that decide most, those that were given, and how several GPUs share the work."""
+    shared = ("sharding",) if settings.ranks > 1 else ()
+    known = (field.name for field in fields(settings) if field.name in given)
+    return tuple(dict.fromkeys((*_ALWAYS_NAMED, *shared, *known)))
 
 
 def read_settings(given: dict[str, Any]) -> Settings:
