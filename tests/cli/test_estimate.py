@@ -160,7 +160,9 @@ def test_a_check_that_cannot_be_made_is_refused(cli: Cli, model: str, options: t
 def test_every_setting_says_where_it_came_from(cli: Cli, model: str, tmp_path: Path) -> None:
     (tmp_path / "brim.yaml").write_text("method: lora\n", encoding="utf-8")
     ended = cli("estimate", model, "--gpu", "t4", "--seq-len", "64", "--config", str(tmp_path / "brim.yaml"))
-    rows = dict(re.split(r"  +", line, maxsplit=1) for line in ended.out.splitlines() if re.match("Given|Config file|Defaults", line))
+    rows = dict(
+        re.split(r"  +", line, maxsplit=1) for line in ended.out.splitlines() if re.match("Given|Config file|Defaults", line)
+    )
     assert rows["Given"] == "seq-len 64"
     assert rows["Config file"] == "method lora"
     assert rows["Defaults"].startswith("precision amp-fp16, optimizer adamw-fused")

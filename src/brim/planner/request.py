@@ -326,7 +326,7 @@ def _length_of(question: Question, lengths: Lengths, *, asked: int | None) -> tu
     longest = int(lengths.tokens.max())
     length = min(longest, usual)
     said: dict[str, Any] = {"length": length, "limit": usual}
-    if longest > usual and lengths.documents is not None:
+    if asked == longest or (longest > usual and lengths.documents is not None):
         text = ""  # documents are read in blocks, which is said
     elif longest > usual and asked is not None:
         text = _("Sequences are cut at {length} tokens, as asked.")
