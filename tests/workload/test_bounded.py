@@ -15,9 +15,11 @@ import pytest
 
 from brim.errors import UsageError
 from brim.workload import chats
-from brim.workload.chats import ChatRenderer, refusals
+from brim.workload.chats import ChatRenderer, TemplateRefusalError
 from brim.workload.documents import LONGEST_ROW_BYTES
+from brim.workload.lengths import measure_lengths
 from brim.workload.reading import Rows, sources_of
+from tests.trainer.data.test_prepare import jsonl, prepared
 from tests.trainer.data.tokenizers_here import CHATML, MARKED, tokenizer
 
 LONG = b"x" * (LONGEST_ROW_BYTES + 10)
@@ -110,7 +112,7 @@ def test_no_file_takes_much_memory(tmp_path: Path, kind: str) -> None:
         path.write_bytes(b'text\n"' + b'a\n","' * (100 << 18))
     elif kind == "json":
         path = tmp_path / "a.json"
-        path.write_bytes(b'{"a": [' + b'{"b":[]},' * (10 << 20) + b"{}]}")
+        path.write_bytes(b'{"a": [' + b'{"b":[]},' * (3 << 20) + b"{}]}")
         said = "columns"
     elif kind == "dense":
         path.write_bytes((b'{"text": "a", "b": [' + b'{"a":0},' * (2 * LONGEST_ROW_BYTES // 17) + b"0]}\n") * 20)
@@ -146,11 +148,12 @@ def test_a_row_as_large_as_may_be_is_tokenised_within_the_memory(tmp_path: Path,
 RENDER = """
 from brim.errors import UsageError
 from brim.workload import chats
+from tests.trainer.data.test_prepare import jsonl, prepared
 from tests.trainer.data.tokenizers_here import tokenizer
 chats.MOST_SECONDS = 1
 try:
     text = chats.ChatRenderer(tokenizer(template=sys.argv[1]), "words").render([{"role": "user", "content": "hi"}])
-except (UsageError, *chats.refusals()) as error:
+except (UsageError, chats.TemplateRefusalError) as error:
     assert sys.argv[2] in str(error), error
 else:
     raise SystemExit(f"rendered {len(text)} characters")
@@ -182,7 +185,7 @@ def test_a_template_is_rendered_as_transformers_does_it_and_refuses_as_it_does()
     renderer = ChatRenderer(words, "words")
     for invite in (False, True):
         assert renderer.render(HI, invite=invite) == words.apply_chat_template(HI, tokenize=False, add_generation_prompt=invite)
-    with pytest.raises(refusals(), match="no tools here"):
+    with pytest.raises(TemplateRefusalError, match="no tools here"):
         renderer.render([{"role": "tool", "content": "x"}])
     assert renderer.render([{"role": "user", "content": "你好 \ud83d \u2028"}]) == "<|user|>你好 \ud83d \u2028</s>"
     renderer.close()
@@ -198,3 +201,13 @@ def test_a_renderer_that_nobody_has_leaves_no_process_behind() -> None:
     del renderer
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_template_that_exceeds_a_limit_is_no_bad_row(tmp_path: Path) -> None:
+    words = tokenizer(template="{{ 'x' * 10**10 }}")
+    data = jsonl(tmp_path / "a.jsonl", *[{"messages": [*HI, {"role": "assistant", "content": "a"}]}] * 3)
+    with pytest.raises(UsageError, match="The chat template of words was stopped: it takes more than 512 MiB"):
+        prepared(data, words, max_bad=3)
+    words.save_pretrained(tmp_path / "words")
+    with pytest.raises(UsageError, match="was stopped: it takes more than 512 MiB"):
+        measure_lengths(data, tokenizer=str(tmp_path / "words"))

@@ -39,11 +39,8 @@ _HEADER: Final = struct.Struct("!Q")
 _THREADS: Final = "TOKENIZERS_PARALLELISM"
 
 
-def refusals() -> tuple[type[Exception], ...]:
-    """What a template raises when it is given messages that it was not written for."""
-    import jinja2
-
-    return (jinja2.TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError)
+class TemplateRefusalError(Exception):
+    """The template was given messages that it was not written for, and raised an error of any kind."""
 
 
 def spoken(message: Message) -> str:
@@ -66,7 +63,7 @@ class ChatRenderer:
         self._child: _Child | None = None
 
     def render(self, messages: list[Message], *, invite: bool = False) -> str:
-        """The text of a chat. Raises one of `refusals` where the template refuses it, UsageError where it exceeds a limit."""
+        """The text of a chat. Raises TemplateRefusalError, and UsageError where the template exceeds a limit."""
         return str(self._answer({"messages": messages, "invite": invite})["text"])
 
     def render_marked(self, messages: list[Message]) -> tuple[str, list[tuple[int, int]]]:
@@ -87,7 +84,7 @@ class ChatRenderer:
             self._child = self._child or _Child(self._tokenizer)
             answer = self._child.ask(request)
         if "refused" in answer:
-            raise ValueError(answer["refused"])
+            raise TemplateRefusalError(answer["refused"])
         if "exceeded" in answer:
             self.close()
             text = _("The chat template of {name} was stopped: {why}.").format(name=self._name, why=_exceeded(answer["exceeded"]))

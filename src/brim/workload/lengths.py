@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from brim.errors import UsageError
 from brim.locale import _
-from brim.workload.chats import ChatRenderer, is_open, refusals
+from brim.workload.chats import ChatRenderer, TemplateRefusalError, is_open
 from brim.workload.columns import Layout, no_such_column
 from brim.workload.guessing import Guess
 from brim.workload.reading import Rows, good_rows
@@ -351,7 +351,7 @@ class _Tokenizer:
         assert self._renderer is not None
         try:
             text = self._renderer.render(messages)
-        except refusals() as error:
+        except TemplateRefusalError as error:
             refused = _("The chat template of {name} refuses the messages: {why}.")
             raise UsageError(refused.format(name=self.name, why=error)) from error
         lacks_end = bool(messages) and is_open(messages[-1], text) and not text.endswith(self._end_text)

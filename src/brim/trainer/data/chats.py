@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from brim.errors import UsageError
 from brim.locale import _
 from brim.trainer.data.pieces import BadRowError
-from brim.workload.chats import THOUGHTS_END, ChatRenderer, is_open as is_open_chat, refusals, spoken
+from brim.workload.chats import THOUGHTS_END, ChatRenderer, TemplateRefusalError, is_open as is_open_chat, spoken
 
 if TYPE_CHECKING:
     from brim.trainer.data.encoding import Span
@@ -54,7 +54,7 @@ class ChatTemplate:
         """The text of a chat. Raises BadRowError where the template refuses it, or does not let its answers be found."""
         try:
             text = self._write(messages)
-        except refusals() as error:
+        except TemplateRefusalError as error:
             why = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             raise BadRowError(_("the chat template refuses the messages: {why}").format(why=why)) from error
         is_open = is_open_chat(messages[-1], text)
@@ -93,7 +93,7 @@ class ChatTemplate:
             try:
                 before = self._write(messages[:place], invite=True) if place else self._opening(messages[:1], text)
                 so_far = self._write(messages[: place + 1]) if place + 1 < len(messages) else text
-            except refusals():
+            except TemplateRefusalError:
                 return None
             if not (text.startswith(so_far) and so_far.startswith(before)):
                 return None
@@ -108,7 +108,7 @@ class ChatTemplate:
         try:
             parts = _parts(self._write(others), list(marks.values()))
             ends = [self._write(others[: place + 1]).partition(marks[place])[2] for place in places]
-        except refusals():
+        except TemplateRefusalError:
             return None
         if parts is None or not text.startswith(parts[0]):
             return None
@@ -132,7 +132,7 @@ class ChatTemplate:
         place = next((place for place, message in enumerate(messages) if place and message["role"] == "assistant"), 0)
         try:
             return self._write(messages[:place], invite=True).removeprefix(self._write(messages[:place])) if place else ""
-        except refusals():
+        except TemplateRefusalError:
             return ""
 
     def _opening(self, first: list[Message], text: str) -> str:
