@@ -486,7 +486,7 @@ for capacity in (None, *map(int, capacities)):
         found = loops["run"](loops[loop], capacity)
     except Exception as error:
         found = {"refused": f"{type(error).__name__}: {error}"}
-    print(json.dumps(found))
+    print("RUN " + json.dumps(found))
 """
 _CAPACITIES = 5
 """That one process tries: to start it takes longer than they do."""
@@ -509,7 +509,7 @@ def card(bench: Bench, number: int) -> Attack:
     ended = Command(["-c", CARD, str(script), loop, *map(str, capacities)], bench.folder, program=program).wait(10 * MOST_SECONDS)
     # The memory of a card is memory of the host here.
     troubles = [fault for fault in ended.faults() if not fault.endswith("GB")]
-    runs: list[dict[str, Any]] = [json.loads(line) for line in ended.out.splitlines() if line.startswith("{")]
+    runs: list[dict[str, Any]] = [json.loads(line[4:]) for line in ended.out.splitlines() if line.startswith("RUN ")]
     if len(runs) != 1 + _CAPACITIES or "refused" in runs[0]:
         troubles.append(f"no result: {ended.err[-400:]!r}")
     wanted, told = (_numbered(runs[0]) if runs else []), []

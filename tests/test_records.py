@@ -31,7 +31,7 @@ from brim import (
     Workload,
     find_gpu,
 )
-from brim.record import Record, write_atomically
+from brim.record import Record, read_bounded, write_atomically
 from brim.records import AffineFit, BudgetLimit, LedgerHeader, LedgerSummary, LoaderSettings, Proven, Slice, Split
 from brim.workload.records import LengthCount
 
@@ -299,3 +299,26 @@ def test_a_header_that_contradicts_itself_is_refused(drop_last: bool, steps: int
 def test_records_are_read_without_torch() -> None:
     program = "import sys, brim.records, brim.step.ledger, brim.step.checker; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_pipe_that_nobody_writes_to_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brim.record._SILENCE_SECONDS", 0.1)
+    os.mkfifo(tmp_path / "plan.json")
+    with pytest.raises(RecordError, match=r"nothing was written to it for 0\.1 s"):
+        Plan.read(tmp_path / "plan.json")
+
+
+def test_a_pipe_with_a_writer_is_read_whole(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["sh", "-c", f"printf first > {pipe}"]):
+        assert read_bounded(pipe, 100) == b"first"
+
+
+def test_what_has_no_end_is_not_read_to_its_end(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(1025))
+    for path in (Path("/dev/zero"), tmp_path / "file"):
+        with pytest.raises(OSError, match=r"larger than 1.00 KiB"):
+            read_bounded(path, 1024)
+    assert read_bounded(tmp_path / "file", 1025) == bytes(1025)
+    assert read_bounded(os.devnull, 10) == b""

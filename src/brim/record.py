@@ -7,9 +7,12 @@ comes in, pydantic checks every field, and whatever is wrong becomes one sentenc
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import math
 import os
+import select
+import stat
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
@@ -19,6 +22,7 @@ from pydantic import ConfigDict, Field
 from brim.errors import RecordError, RunError
 from brim.locale import _, sentences
 from brim.printing import Printable
+from brim.sizes import format_bytes
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -28,6 +32,10 @@ Count = Annotated[int, Field(ge=0)]
 Bytes = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
 
+LARGEST_RECORD_BYTES = 64 << 20
+LARGEST_CONFIG_BYTES = 1 << 20
+"""YAML takes seconds for each of them."""
+_SILENCE_SECONDS = 10.0
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 """For `__pydantic_config__` of the dataclasses inside a record: a key that nobody knows is an error, not a silence."""
 
@@ -108,10 +116,30 @@ def write_atomically(path: str | Path, text: str) -> Path:
 def read_file(path: str | Path) -> bytes:
     """The content of a file that the user named."""
     try:
-        return Path(path).read_bytes()
+        return read_bounded(path, LARGEST_RECORD_BYTES)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise RecordError(_("Cannot read {path}: {why}.").format(path=path, why=why)) from error
+
+
+def read_bounded(path: str | Path, most_bytes: int) -> bytes:
+    """The content of a file that a person wrote, or a program for one; OSError where it has more bytes, or where nothing comes.
+
+    A device may have no end, and a named pipe that nobody writes to has no beginning. `<(command)` works.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(descriptor, "rb", buffering=0) as stream:
+        mode = os.fstat(descriptor).st_mode
+        is_stream = not stat.S_ISREG(mode)
+        content = bytearray()
+        while len(content) <= most_bytes:
+            if is_stream and not select.select([stream], [], [], _SILENCE_SECONDS)[0]:
+                raise OSError(errno.ETIMEDOUT, _("nothing was written to it for {seconds:g} s").format(seconds=_SILENCE_SECONDS))
+            part = stream.read(1 << 20)
+            if part == b"":
+                return bytes(content)
+            content += part or b""
+    raise OSError(errno.EFBIG, _("it is larger than {size}").format(size=format_bytes(most_bytes)))
 
 
 def _load(text: str | bytes, where: str) -> dict[str, Any]:

@@ -228,3 +228,10 @@ def test_names_and_severities_of_the_api_are_checked() -> None:
         brim.doctor("train.py", seq_len=0)
     with pytest.raises(UnknownNameError, match="no model"):
         brim.doctor("train.py", model="nobody/knows-this")
+
+
+def test_a_file_that_is_larger_than_any_config_is_refused(cli: Cli) -> None:
+    write("config.json", '{"a": "' + "a" * (5 << 20))
+    ended = cli("doctor", "config.json")
+    assert ended.code == 2
+    assert "config.json has 5.00 MiB; doctor reads scripts and configs of up to 4.00 MiB." in ended.err

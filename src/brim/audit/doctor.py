@@ -6,6 +6,7 @@ together here: comments that hold findings back, the order of cost, the patches.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -21,7 +22,9 @@ from brim.audit.rules import names_of
 from brim.audit.source.module import Source
 from brim.errors import BrimError, UsageError
 from brim.locale import _
+from brim.record import LARGEST_RECORD_BYTES
 from brim.records.findings import Diagnosis
+from brim.sizes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,6 +47,9 @@ _RECORD: Final = re.compile(r'\s*\{\s*"schema"\s*:\s*"brim\.')
 _SCRIPT: Final = re.compile(r"[\w./-]+\.(?:py|sh|bash)\b")
 _COMMENT: Final = re.compile(r"(?:^|\s)#.*")
 _LOOKED_AT_BYTES: Final = 8192
+_MOST_TEXT_BYTES: Final = 4 << 20
+_MOST_BYTES: Final = {".ipynb": LARGEST_RECORD_BYTES, ".jsonl": math.inf}
+"""Where it is more: notebooks hold pictures, and ledgers are read line by line."""
 
 
 @dataclass(frozen=True)
@@ -318,6 +324,10 @@ def _existing(given: str | Path) -> Path:
             raise UsageError(_("There is no file or folder {path}.").format(path=str(given) or "''"), hint=_kinds())
         if not target.is_file() or target.suffix not in _SOURCES | _CONFIGS | {".jsonl"}:
             raise UsageError(_("{path} is nothing that doctor can look at.").format(path=target), hint=_kinds())
+        most, size = _MOST_BYTES.get(target.suffix, _MOST_TEXT_BYTES), target.stat().st_size
+        if size > most:
+            text = _("{path} has {size}; doctor reads scripts and configs of up to {most}.")
+            raise UsageError(text.format(path=target, size=format_bytes(size), most=format_bytes(int(most))), hint=_kinds())
         with target.open("rb") as stream:
             start = stream.read(_LOOKED_AT_BYTES)
     except (OSError, ValueError) as error:

@@ -19,6 +19,7 @@ from brim.cli._output import note
 from brim.cli._verbs import VERBS
 from brim.errors import ConfigError, UsageError
 from brim.locale import _, sentences
+from brim.record import LARGEST_CONFIG_BYTES, read_bounded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,7 +69,7 @@ def read_config(path: str) -> dict[str, Any]:
     if not path.strip():
         raise ConfigError(_("--config needs the name of a file."))
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
+        text = read_bounded(Path(path).expanduser(), LARGEST_CONFIG_BYTES).decode()
     except (OSError, RuntimeError) as error:  # RuntimeError: the home folder of nobody (~nosuchuser)
         why = getattr(error, "strerror", None) or error
         raise ConfigError(_("Cannot read the config file {path}: {why}.").format(path=path, why=why)) from error

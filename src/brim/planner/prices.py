@@ -13,6 +13,7 @@ from typing import Any
 from brim.errors import UsageError
 from brim.locale import _
 from brim.machine.catalogue import find_gpu
+from brim.record import LARGEST_CONFIG_BYTES, read_bounded
 
 _FILES = (".toml", ".json", ".yaml", ".yml")
 
@@ -62,7 +63,7 @@ def _number(name: str, price: Any) -> float:
 
 def _read_file(path: Path) -> Mapping[Any, Any]:
     try:
-        read = _parse(path, path.read_text(encoding="utf-8"))
+        read = _parse(path, read_bounded(path, LARGEST_CONFIG_BYTES).decode())
     except OSError as error:
         raise UsageError(_("Cannot read {path}: {why}.").format(path=path, why=error.strerror or error)) from error
     except ValueError as error:

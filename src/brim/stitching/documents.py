@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from brim.errors import ConfigError
 from brim.locale import _
+from brim.record import LARGEST_CONFIG_BYTES, read_bounded
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +23,7 @@ def read_document(path: Path) -> Any:
     try:
         file = path.expanduser()
         is_folder = file.is_dir()
-        text = "" if is_folder else file.read_text(encoding="utf-8-sig")
+        text = "" if is_folder else read_bounded(file, LARGEST_CONFIG_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(_("The recipe {path} is not UTF-8 text.").format(path=path)) from error
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: the home folder of nobody (~nosuchuser)

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from brim.errors import RunError, UnknownNameError, UsageError
 from brim.locale import _, sentences
 from brim.printing import Printable
+from brim.record import LARGEST_RECORD_BYTES, read_bounded
 from brim.workload.cards import ModelCard, cards, find_card, nearest_models
 from brim.workload.own import make_known
 from brim.workload.parameters import count_parameters, supported_model_types
@@ -353,7 +354,7 @@ def _unknown(given: str, message: str, hint: str | None = None) -> UnknownNameEr
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_bounded(path, LARGEST_RECORD_BYTES))
     except OSError as error:
         raise UsageError(_("Cannot read {path}: {why}.").format(path=path, why=error.strerror or error)) from error
     except (ValueError, RecursionError) as error:
