@@ -148,9 +148,7 @@ def test_reading_never_executes(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
-@pytest.mark.parametrize(
-    "words", ["models --config /dev/zero", "stitch /dev/zero -o out", "plan gpt2 --price /dev/zero --solve gpu"]
-)
+@pytest.mark.parametrize("words", ["models --config /dev/zero", "stitch /dev/zero -o out"])
 def test_a_file_without_an_end_is_refused_at_once(words: str, cli: Cli) -> None:
     ended = cli(*words.split())
     assert ended.code == 2, ended.err
