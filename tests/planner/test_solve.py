@@ -68,7 +68,7 @@ def test_the_longest_sequence_is_a_multiple_of_128_and_the_next_does_not_fit(lla
     found = solve(llama, "seq-len", gpu="1GiB", micro_batch=4, checkpointing="none")
     length = int(found.answers[0].value)
     assert length % 128 == 0
-    asked: dict[str, Any] = {"gpu": "1GiB", "micro_batch": 4, "checkpointing": "none", "attention": "sdpa"}
+    asked: dict[str, Any] = {"gpu": "1GiB", "micro_batch": 4, "checkpointing": "none", "attention": "sdpa", "loss": "standard"}
     assert plan(llama, seq_len=length, precision="amp-bf16", **asked).fits
     assert not plan(llama, seq_len=length + 128, precision="amp-bf16", **asked).fits
     assert str(length + 128) in found.answers[0].reason
