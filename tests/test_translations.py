@@ -34,6 +34,7 @@ CHINESE: Final = re.compile(r"[\u4e00-\u9fff]")
 # Names that a Chinese engineer writes in English too, and sentences that are nothing but placeholders.
 SAME_IN_BOTH: Final = {
     "{micro} × {accumulation} (gradient accumulation) = {effective}",
+    "{path}: {why}",
     "{place}: {fault}.",
     "{place}: {message}",
     "{verdict}: {limit}",
@@ -47,6 +48,8 @@ SAME_IN_BOTH: Final = {
     "rank {rank}, {moment}",
     "{path}: {key}: {why}",
     "{where}: {field}: {why}.",
+    "brim verify MODEL; brim verify --run DIR",
+    "chmod 600 {path}",
 }
 
 
