@@ -15,7 +15,7 @@ from brim.memory.stream import LOADED_WEIGHT, parameter_operator
 from brim.memory.tracing.building import build_model
 from brim.memory.tracing.quantized import QuantizedLinear, true_numel
 from brim.memory.tracing.reference import trace_step
-from brim.workload.words import Method
+from brim.workload.words import Method, Precision
 
 TINY: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 2, "num_attention_heads": 8,
@@ -133,6 +133,15 @@ def test_a_convolution_of_gpt2_is_made_contiguous_before_it_is_quantised() -> No
         for method in ("qlora", "lora-8bit")
     }
     assert copies == {"qlora": 2 * 4, "lora-8bit": 0}  # bitsandbytes quantises to 8 bits from a copy on the host
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_eight_bits_are_made_from_a_second_copy_in_float16_of_any_weight(precision: Precision) -> None:
+    """Transformers takes the loaded weight to the CPU, and bitsandbytes the one from there to the card."""
+    births = trace_step(a_setup("lora-8bit", precision=precision), TARGET).trace.births
+    loaded = [index for index, birth in enumerate(births) if birth.operator == LOADED_WEIGHT]
+    assert len(loaded) == 2 * 7
+    assert all((births[index + 1].operator, births[index + 1].size) == ("aten::_to_copy", births[index].size) for index in loaded)
 
 
 def test_the_cache_is_emptied_also_where_nothing_is_cast() -> None:

@@ -124,7 +124,7 @@ def _load_weight(tracer: Tracer, layer: QuantizedLinear, adopt: Visit) -> list[t
     tensors: list[torch.Tensor] = [getattr(layer, name) for name in _ORDER[layer.bits]]
     taken = tracer.take((count * layer.dtype.itemsize,), LOADED_WEIGHT)
     if layer.bits == 8:
-        halves = tracer.take((2 * count,), "aten::_to_copy") if layer.dtype != torch.float16 else []
+        halves = tracer.take((2 * count,), "aten::_to_copy")  # also of a float16 weight: transformers goes by way of the CPU
         for tensor in tensors:
             adopt(tensor)
         tracer.give(halves)
