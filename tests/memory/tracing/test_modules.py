@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import brim
+from brim.memory.setup import Setup, Target
 from brim.memory.tracing.kernels import CudaFlash
 from brim.memory.tracing.modules import without_memory
+from brim.memory.tracing.reference import trace_step
+from brim.memory.tracing.trace import Tracer
 
 WIDTH = 64
 
@@ -105,3 +109,52 @@ def test_flash_attention_writes_in_the_memory_order_of_its_query(heads_first: bo
     out: torch.Tensor = CudaFlash.apply(query, key, value, True)  # type: ignore[no-untyped-call]
     assert out.stride() == query.stride()
     assert out.transpose(1, 2).is_contiguous() is not heads_first
+
+
+def test_flash_attention_frees_its_copy_of_the_output_before_the_output() -> None:
+    """A checkpointed layer keeps the output alive by the kernel's names alone (GPT-NeoX concatenates its rotated heads)."""
+    tensors = [torch.empty(2, 4, 16, 8, device="meta", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    tracer = Tracer()
+
+    def attend(*tensors: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = CudaFlash.apply(*tensors, True, 1, tracer)  # type: ignore[no-untyped-call]
+        return out
+
+    with tracer:
+        tracer.go("forward", 0, None)
+        out: torch.Tensor = checkpoint(attend, *tensors, use_reentrant=False)
+        loss = out.transpose(1, 2).contiguous().sum()
+        tracer.go("backward", 0, None)
+        loss.backward()  # type: ignore[no-untyped-call]
+    size = tensors[0].nbytes
+    of_backward = [
+        (number, birth.operator)
+        for number, birth in enumerate(tracer.trace.births)
+        if birth.size == size and tracer.trace.places[birth.place].phase == "backward"
+    ]
+    recomputed = next(number for number, operator in of_backward if operator == "aten::empty_like")
+    copied = [number for number, operator in of_backward if operator == "aten::clone"][-1]
+    assert recomputed < copied
+    assert tracer.trace.events.index(~copied) < tracer.trace.events.index(~recomputed)
+
+
+@pytest.mark.parametrize(("checkpointing", "times"), [("none", 1), ("full", 2)])
+def test_dropout_in_the_mathematical_form_of_attention_keeps_a_byte_per_score_on_a_gpu(checkpointing: Any, times: int) -> None:
+    """StarCoder2 in float32: no fused kernel takes its grouped heads. The CPU keeps noise in float32."""
+    config = {
+        "model_type": "starcoder2", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 500, "attention_dropout": 0.1, "bos_token_id": 0, "eos_token_id": 1,
+    }  # fmt: skip
+    setup = Setup(config=config, task="causal-lm", micro_batch=3, length=40, padded=False, checkpointing=checkpointing)
+    scores = 3 * 4 * 40 * 40
+
+    def births_of_scores(target: Target) -> list[tuple[str, int]]:
+        trace = trace_step(setup, target).trace
+        of_first = [birth for birth in trace.births if trace.places[birth.place].round == 0]
+        return [(birth.operator, birth.size) for birth in of_first if birth.size in {scores, 4 * scores}]
+
+    on_gpu, on_cpu = births_of_scores(Target("cuda", (8, 0))), births_of_scores(Target("cpu"))
+    masks = [index for index, (operator, _size) in enumerate(on_gpu) if operator == "aten::empty_like"]
+    assert [on_gpu[index][1] for index in masks] == [scores] * 2 * times
+    assert all(on_gpu[index + 1] == ("aten::mul", 4 * scores) for index in masks), "the mask before the result"
+    assert on_cpu.count(("aten::empty_like", 4 * scores)) == 2 * times

@@ -14,12 +14,14 @@ Attention (aten/src/ATen/native/transformers/{sdp_utils_cpp.cpp,cuda/sdp_utils.c
 
 from __future__ import annotations
 
+import contextlib
 from math import gcd, prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name that everybody uses)
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from brim.memory.scratch import scratch_name
 from brim.memory.tracing.counting import note, note_attention
@@ -158,6 +160,7 @@ _CUDA_SCRATCH: dict[Any, Callable[[Any, Any], Scratch]] = {
     _aten.embedding_dense_backward.default: _embedding_backward,
 }
 _MASK_FIRST = frozenset({_aten.native_dropout.default})
+_ON_NOISE = frozenset({_aten.bernoulli_.float, _aten.div_.Scalar})
 
 
 def in_order(target: Target, operator: Any, results: Any) -> Any:
@@ -248,8 +251,10 @@ class Kernels(TorchFunctionMode):
             bias = _additive(attn_mask, query.dtype)
         if kernel == "math":
             arguments = (query, key, value, bias, dropout_p, is_causal)
-            with self._tracer.in_place(torch.ops.aten.add.Tensor):  # the mask is added to the scores where they are
-                result = torch.ops.aten._scaled_dot_product_attention_math(*arguments, scale=scale, enable_gqa=enable_gqa)
+            is_fused = self._target.backend == "cuda" and dropout_p > 0.0
+            dropout: Any = _FusedDropout() if is_fused else contextlib.nullcontext()  # type: ignore[no-untyped-call]
+            with self._tracer.in_place(_aten.add.Tensor), dropout:  # the mask is added to the scores where they are
+                result = _aten._scaled_dot_product_attention_math(*arguments, scale=scale, enable_gqa=enable_gqa)
             return result[0]  # type: ignore[no-any-return]
         if self._target.backend == "cpu":
             return _CpuFlash.apply(query, key, value, bias, self._tracer, self._target.threads, is_causal)  # type: ignore[no-any-return,no-untyped-call]
@@ -301,6 +306,24 @@ def _cuda_dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplac
     """CUDA keeps a boolean mask, one byte an element; the CPU keeps the noise in the activation's dtype."""
     del inplace
     return torch.native_dropout(x, p, True)[0] if training and p > 0.0 else x
+
+
+class _FusedDropout(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """`_cuda_dropout` for C++ code, which no Python function replaces: there torch makes noise, scales it and multiplies by it.
+
+    The noise becomes the boolean mask, and what is computed on it is left out (aten/src/ATen/native/Dropout.cpp, `_dropout_impl`).
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _ON_NOISE:
+            return args[0]
+        if func is _aten.empty_like.default:
+            kwargs = {**(kwargs or {}), "dtype": torch.bool}
+        return func(*args, **(kwargs or {}))
 
 
 def _heads_last(like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -378,8 +401,7 @@ class CudaFlash(torch.autograd.Function):
         key, query, value, logsumexp, out, *states = ctx.saved_tensors
         batch, heads, length, size = query.shape
         rounded = -(-length // 128) * 128
-        if ctx.is_own:
-            grad, out = (tensor.transpose(1, 2).contiguous() for tensor in (grad, out))
+        in_order = [tensor.transpose(1, 2).contiguous() for tensor in (grad, out)] if ctx.is_own else []
         grad_query, grad_key, grad_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
         # Scratch: the row sums, the accumulator of the query's gradient, and grouped heads' gradients before they are summed.
         row_sums = query.new_empty(batch, heads, rounded, dtype=torch.float32)
@@ -392,8 +414,8 @@ class CudaFlash(torch.autograd.Function):
         del touched
         del accumulator
         del row_sums
-        del grad
-        # With checkpointing only these names keep the saved tensors alive. As in C++, the last is released first.
+        # With checkpointing only these names keep the saved tensors alive. As in C++, the last is released first, and copies before.
+        del in_order
         del states, out, logsumexp, value, query, key
         return grad_query, grad_key, grad_value, None, None, None, None
 
