@@ -22,7 +22,7 @@ import safetensors.torch
 import torch
 
 from brim.sizes import GIB
-from brim.trainer import manifest
+from brim.trainer import disk, manifest
 from brim.trainer.summing import sums_while_writing
 
 BAR = 0.05
@@ -79,7 +79,7 @@ def save(folder: Path, weights: Any, state: Any, *, sums: bool) -> None:
         manifest.seal(folder, 1, sums=found)
         return
     for path in (*folder.iterdir(), folder):
-        manifest.sync(path)
+        disk.sync(path)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from brim.memory.outside import outside
 from brim.memory.sharding.shard import shard
 from brim.memory.tracing.autocast import Autocast
 from brim.memory.tracing.building import HALVES, build_model, find_layers, make_batch
-from brim.memory.tracing.kernels import Kernels, in_order, scratch_of
+from brim.memory.tracing.kernel_scratch import scratch_of
+from brim.memory.tracing.kernels import Kernels, in_order
 from brim.memory.tracing.optimizers import Stepper, make_optimizer
 from brim.memory.tracing.reference import _backward, _state_tensors, _vocabulary
 from brim.memory.tracing.trace import Tracer

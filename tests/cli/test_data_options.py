@@ -74,9 +74,9 @@ def test_texts_with_classes_are_asked_about_and_a_classifier_learns_the_classes(
     config = json.loads((classifier / "config.json").read_text())
     name = config["architectures"][0].replace("ForCausalLM", "ForSequenceClassification")
     (classifier / "config.json").write_text(json.dumps({**config, "architectures": [name]}))
-    for chosen, words in (("classification", [str(classifier)]), ("causal-lm", [str(model), "--task", "causal-lm"])):
+    for chosen, subject in (("classification", [str(classifier)]), ("causal-lm", [str(model), "--task", "causal-lm"])):
         ended = cli(
-            "train", *words, "--data", str(data), *QUICK, "--from-scratch", "--dry-run", "--json", "-o", str(tmp_path / "r")
+            "train", *subject, "--data", str(data), *QUICK, "--from-scratch", "--dry-run", "--json", "-o", str(tmp_path / "r")
         )
         assert ended.code == 0, ended.err
         assert RunCard.from_json(ended.out).data.task == chosen

@@ -16,7 +16,7 @@ from brim.errors import UsageError
 from brim.records import RunCard, RunCheck
 from brim.step.checker import check_ledger
 from brim.step.ledger import read_ledger
-from brim.trainer import manifest
+from brim.trainer import disk, manifest
 from brim.trainer.beforehand import bytes_on_disk
 from brim.trainer.verifying import TellReading, where_it_resumes
 from brim.workload.embedded import data_file, write_model
@@ -246,7 +246,7 @@ MIB = 1 << 20
 def test_a_disk_that_is_nearly_full_is_a_warning_before_training(
     made: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, free: int, says: str
 ) -> None:
-    monkeypatch.setattr(manifest, "free_bytes", lambda _folder: free)
+    monkeypatch.setattr(disk, "free_bytes", lambda _folder: free)
     arguments = (str(made / "model"), "--data", str(made / "rows.jsonl"), *ASKED, "--max-steps", "6", "--save-steps", "2")
     ended = cli("train", *arguments, "-o", str(tmp_path / "new" / "run"), "--dry-run")
     assert ended.code == 0, ended.err

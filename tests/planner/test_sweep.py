@@ -164,7 +164,7 @@ def test_a_row_that_does_not_fit_names_the_flags_that_make_it_fit(llama: str) ->
     assert (fits.fits, fits.fits_with, missing.fits) == (True, "", False)
     words = missing.fits_with.split()
     assert words
-    flags = {flag.removeprefix("--"): value for flag, value in zip(words[::2], words[1::2], strict=True)}
+    flags: dict[str, Any] = {flag.removeprefix("--"): value for flag, value in zip(words[::2], words[1::2], strict=True)}
     again = sweep(llama, "32", gpu="8GiB", memory=limit, **asked, **flags).rows[0]
     assert again.keeps_margin
     assert f"32: fits with {missing.fits_with}." in str(found)

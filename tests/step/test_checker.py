@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from brim.errors import RunError
-from brim.records import LedgerEntry, LedgerSummary
+from brim.records import LedgerEntry, LedgerSummary, Totals
 from brim.step.checker import Checker, broken_in, check_ledger, check_step
-from brim.step.ledger import Totals
 from tests.step.ledgers import HEADER, LENGTHS, N, in_memory, promised, step_of
 
 

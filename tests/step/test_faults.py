@@ -15,7 +15,7 @@ from brim.errors import OutOfMemoryError, RunError
 from brim.records import Split
 from brim.step.budget import Budget
 from brim.step.loop import Steps
-from brim.trainer.hf import last_whole_checkpoint
+from brim.trainer.verifying import last_whole_checkpoint
 from tests.step import toys
 from tests.step.faults import (
     ASKED_BYTES,

@@ -20,7 +20,7 @@ from transformers import TrainerCallback
 from brim.errors import RunError
 from brim.machine.budget import ForkServer
 from brim.step.ledger import LedgerWriter
-from brim.trainer import manifest
+from brim.trainer import disk, manifest
 from tests.trainer.saves import ROWS, SafeTrainer, cut_at, names, safe, train_in_child
 from tests.trainer.small import ids_of, lines, llama, logged, pad, weights
 
@@ -241,7 +241,7 @@ def test_a_save_without_room_waits_until_there_is_and_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     free = {"now": GIB}
-    monkeypatch.setattr(manifest, "free_bytes", lambda _folder: free["now"])
+    monkeypatch.setattr(disk, "free_bytes", lambda _folder: free["now"])
     trainer = safe(tmp_path, callbacks=[at_steps(lambda step: free.update(now=1000 if step in {3, 4, 5, 6} else GIB))])
     trainer.train()
     first, saved = said(capsys)
@@ -279,7 +279,7 @@ def test_a_write_that_fails_leaves_nothing_and_is_tried_at_the_next_save_point(
 
 def test_a_run_that_ends_without_room_says_what_is_left_and_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = {"now": GIB}
-    monkeypatch.setattr(manifest, "free_bytes", lambda _folder: free["now"])
+    monkeypatch.setattr(disk, "free_bytes", lambda _folder: free["now"])
     trainer = safe(tmp_path, callbacks=[at_steps(lambda step: free.update(now=1000 if step > 4 else GIB))])
     with pytest.raises(RunError, match="The run ended unsaved") as caught:
         trainer.train()
@@ -372,7 +372,7 @@ def test_a_disk_that_is_really_full_costs_no_training_and_no_checkpoint(
 ) -> None:
     run, ballast = small_disk / "run", small_disk / "ballast"
     if not is_seen:
-        monkeypatch.setattr(manifest, "free_bytes", lambda _folder: GIB)
+        monkeypatch.setattr(disk, "free_bytes", lambda _folder: GIB)
 
     def act(step: int) -> None:
         if step == 3:

@@ -16,10 +16,10 @@ import torch
 
 from brim.errors import UsageError
 from brim.sizes import MIB
-from brim.trainer import manifest
+from brim.trainer import disk, manifest
 from brim.trainer.checkpoints import last_checkpoint
-from brim.trainer.hf import last_whole_checkpoint
 from brim.trainer.summing import sums_while_writing
+from brim.trainer.verifying import last_whole_checkpoint
 from tests.trainer.saves import names, safe
 
 
@@ -231,4 +231,4 @@ DISK_ERRORS: dict[str, tuple[BaseException, bool]] = {
 @pytest.mark.parametrize("kind", list(DISK_ERRORS))
 def test_what_is_of_the_disk_is_told_from_what_is_not(kind: str) -> None:
     error, is_of_disk = DISK_ERRORS[kind]
-    assert (manifest.disk_trouble(error) is not None) is is_of_disk
+    assert (disk.disk_trouble(error) is not None) is is_of_disk

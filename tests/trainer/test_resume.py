@@ -13,7 +13,7 @@ from transformers import Trainer
 
 from brim.errors import UsageError
 from brim.step.budget import Budget
-from brim.trainer.hf import last_whole_checkpoint
+from brim.trainer.verifying import last_whole_checkpoint
 from tests.trainer.small import ids_of, lines, llama, logged, near, ragged, trainer_of, weights
 
 ROWS = ragged(20)

@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 from transformers import modeling_utils
 
-from brim.trainer import manifest, summing
+from brim.trainer import disk, manifest, summing
 from brim.trainer.manifest import sum_of
 from brim.trainer.summing import sums_while_writing
 from tests.trainer.saves import safe
@@ -94,7 +94,7 @@ def test_a_disk_that_takes_no_more_is_an_error_of_the_disk(tmp_path: Path, write
     name = write.__name__
     with sums_while_writing() as sums, files_of_at_most(200_000), pytest.raises(OSError, match="File too large") as caught:
         getattr(torch if name == "save" else safetensors.torch, name)({"large": torch.randn(300_000)}, tmp_path / "file")
-    assert manifest.disk_trouble(caught.value) == "File too large"
+    assert disk.disk_trouble(caught.value) == "File too large"
     assert sums == {}
 
 

@@ -24,6 +24,7 @@ from brim.records.ledgers import (
     Real as Real,
     Slice as Slice,
     Split as Split,
+    Totals as Totals,
 )
 from brim.records.measurements import (
     AffineFit as AffineFit,

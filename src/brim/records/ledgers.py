@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -236,3 +237,53 @@ class Ledger:
     torn: bool = False
     lines: Sequence[int] = ()
     """Of each step: its line in the file, from 1."""
+
+
+_TOKENS: Final = ("tokens", "padded_tokens", "supervised_tokens")
+
+
+class Totals:
+    """The sums over the steps of one run, as its summary tells them."""
+
+    def __init__(self, last_step: int = 0) -> None:
+        self._last_step = last_step
+        self._counts: Counter[str] = Counter()
+        self._uncounted: set[str] = set()
+        """Sums that are not known, because a step that was only watched did not tell its part."""
+        self._compute_seconds = self._wait_seconds = 0.0
+        self._peak_allocated: int | None = None
+        self._peak_reserved: int | None = None
+        self._last_loss: float | None = None
+
+    def add(self, entry: LedgerEntry) -> None:
+        """Count one step."""
+        self._last_step = entry.step
+        self._counts["steps"] += 1
+        for name in ("sequences", *_TOKENS):
+            count = getattr(entry, name)
+            if count is None:
+                self._uncounted.add(name)
+            else:
+                self._counts[name] += count
+        self._counts["splits"] += len(entry.splits)
+        self._counts["skipped"] += entry.skipped
+        self._compute_seconds += entry.compute_seconds
+        self._wait_seconds += entry.wait_seconds
+        self._peak_allocated = _larger(self._peak_allocated, entry.peak_allocated_bytes)
+        self._peak_reserved = _larger(self._peak_reserved, entry.peak_reserved_bytes)
+        self._last_loss = self._last_loss if entry.loss is None else entry.loss
+
+    def summary(self, *, seconds: float, finished: bool, reason: str) -> LedgerSummary:
+        """The sums, and how the run ended."""
+        tokens, padded, supervised = (None if name in self._uncounted else self._counts[name] for name in _TOKENS)
+        return LedgerSummary(
+            last_step=self._last_step, steps=self._counts["steps"], sequences=self._counts["sequences"], tokens=tokens,
+            padded_tokens=padded, supervised_tokens=supervised,
+            splits=self._counts["splits"], skipped=self._counts["skipped"], seconds=seconds, compute_seconds=self._compute_seconds,
+            wait_seconds=self._wait_seconds, peak_allocated_bytes=self._peak_allocated, peak_reserved_bytes=self._peak_reserved,
+            last_loss=self._last_loss, finished=finished, reason=reason,
+        )  # fmt: skip
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    return max((size for size in (one, other) if size is not None), default=None)

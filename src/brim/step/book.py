@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Literal, cast
 from brim.locale import _, sentences
 from brim.machine.pulse import PulseMeter
 from brim.machine.screen import say
-from brim.records import BudgetLimit, LedgerEntry, LedgerHeader, LedgerSummary, Pulse, Slice, Split
+from brim.records import BudgetLimit, LedgerEntry, LedgerHeader, LedgerSummary, Pulse, Slice, Split, Totals
 from brim.step.arguments import word
 from brim.step.checker import Checker
-from brim.step.ledger import LedgerWriter, Totals
+from brim.step.ledger import LedgerWriter
 from brim.step.ledger_repair import last_step_of, listed, repair_ledger
 from brim.version import __version__
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from brim.errors import RunError
 from brim.locale import _, sentences
-from brim.step.ledger import Totals
+from brim.records import Totals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -11,7 +11,6 @@ import json
 import os
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
@@ -21,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Final, Self, overload
 
 from brim.errors import BrimError, RecordError, RunError, UsageError
 from brim.locale import _, sentences
-from brim.records import Ledger, LedgerEntry, LedgerHeader, LedgerSummary, Slice
+from brim.records import Ledger, LedgerEntry, LedgerHeader, LedgerSummary, Slice, Totals
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -37,7 +36,6 @@ _KINDS: Final[dict[str, type[Line]]] = {"header": LedgerHeader, "step": LedgerEn
 START: Final = b'{"schema": "brim.ledger/1", '
 _STEP: Final = START + b'"kind": "step", '
 _BLOCK_BYTES: Final = 1 << 16
-_TOKENS: Final = ("tokens", "padded_tokens", "supervised_tokens")
 
 
 class LedgerWriter:
@@ -170,49 +168,6 @@ class LedgerWriter:
         self._on_trouble(text.format(path=self.path, why=error.strerror or error))
 
 
-class Totals:
-    """The sums over the steps of one run, as its summary tells them."""
-
-    def __init__(self, last_step: int = 0) -> None:
-        self._last_step = last_step
-        self._counts: Counter[str] = Counter()
-        self._uncounted: set[str] = set()
-        """Sums that are not known, because a step that was only watched did not tell its part."""
-        self._compute_seconds = self._wait_seconds = 0.0
-        self._peak_allocated: int | None = None
-        self._peak_reserved: int | None = None
-        self._last_loss: float | None = None
-
-    def add(self, entry: LedgerEntry) -> None:
-        """Count one step."""
-        self._last_step = entry.step
-        self._counts["steps"] += 1
-        for name in ("sequences", *_TOKENS):
-            count = getattr(entry, name)
-            if count is None:
-                self._uncounted.add(name)
-            else:
-                self._counts[name] += count
-        self._counts["splits"] += len(entry.splits)
-        self._counts["skipped"] += entry.skipped
-        self._compute_seconds += entry.compute_seconds
-        self._wait_seconds += entry.wait_seconds
-        self._peak_allocated = _larger(self._peak_allocated, entry.peak_allocated_bytes)
-        self._peak_reserved = _larger(self._peak_reserved, entry.peak_reserved_bytes)
-        self._last_loss = self._last_loss if entry.loss is None else entry.loss
-
-    def summary(self, *, seconds: float, finished: bool, reason: str) -> LedgerSummary:
-        """The sums, and how the run ended."""
-        tokens, padded, supervised = (None if name in self._uncounted else self._counts[name] for name in _TOKENS)
-        return LedgerSummary(
-            last_step=self._last_step, steps=self._counts["steps"], sequences=self._counts["sequences"], tokens=tokens,
-            padded_tokens=padded, supervised_tokens=supervised,
-            splits=self._counts["splits"], skipped=self._counts["skipped"], seconds=seconds, compute_seconds=self._compute_seconds,
-            wait_seconds=self._wait_seconds, peak_allocated_bytes=self._peak_allocated, peak_reserved_bytes=self._peak_reserved,
-            last_loss=self._last_loss, finished=finished, reason=reason,
-        )  # fmt: skip
-
-
 def parse_line(line: bytes | str, *, where: str = "JSON") -> Line:
     """One line of a ledger, checked field by field; `where` names it in messages."""
     text = line.encode("utf-8", "replace") if isinstance(line, str) else line
@@ -307,10 +262,6 @@ def ids_of_slices(entry: LedgerEntry) -> Iterator[tuple[Slice, tuple[int, ...]]]
 
 def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
-
-
-def _larger(one: int | None, other: int | None) -> int | None:
-    return max((size for size in (one, other) if size is not None), default=None)
 
 
 def line_of(record: Line) -> bytes:

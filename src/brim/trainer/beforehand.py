@@ -9,7 +9,7 @@ from brim.errors import UnsupportedError, UsageError
 from brim.locale import _, sentences
 from brim.planner.reasons import too_few
 from brim.sizes import format_bytes
-from brim.trainer import manifest
+from brim.trainer import disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,7 +66,7 @@ def too_long_a_warmup(steps: int, total: int, rate: float) -> Iterator[str]:
 def too_little_disk(card: RunCard, folder: Path) -> Iterator[str]:
     """Free space that checkpoints and the trained model will not fit into; an error where the disk is smaller than the model."""
     model, checkpoint = bytes_on_disk(card)
-    free, total = manifest.free_bytes(folder), shutil.disk_usage(manifest.existing(folder)).total
+    free, total = disk.free_bytes(folder), shutil.disk_usage(disk.existing(folder)).total
     facts = {
         "folder": folder, "free": format_bytes(free), "total": format_bytes(total),
         "model": format_bytes(model), "checkpoint": format_bytes(checkpoint),

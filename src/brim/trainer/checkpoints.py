@@ -25,7 +25,7 @@ from brim.sizes import MIB, format_bytes
 from brim.step.book import reason_of
 from brim.step.exchange import travels
 from brim.step.together import RanksApartError
-from brim.trainer import manifest
+from brim.trainer import disk, manifest
 from brim.trainer.manifest import SAVING, last_checkpoint
 from brim.trainer.saving import needed_bytes
 from brim.trainer.stopping import Wish
@@ -138,7 +138,7 @@ class SafeSaving(_AnyTrainer):  # type: ignore[misc]
                 manifest.clear(folder)
         if why is not None:
             self.saved_step, self.state.best_model_checkpoint = before, best
-            left = _Room(room.needed_bytes, manifest.free_bytes(folder))
+            left = _Room(room.needed_bytes, disk.free_bytes(folder))
             self._fail(folder, _not_written(self.state.global_step, folder, left, why), waits_for_room=False)
             return
         if self._unsaved is not None:
@@ -157,7 +157,7 @@ class SafeSaving(_AnyTrainer):  # type: ignore[misc]
 
     def _room(self, folder: Path) -> _Room:
         computed = int(self.checkpoint_bytes() * _SHARE) + _LITTLE_BYTES
-        return _Room(max(computed, self._last_bytes), manifest.free_bytes(folder))
+        return _Room(max(computed, self._last_bytes), disk.free_bytes(folder))
 
     def _agreed_room(self, folder: Path) -> _Room:
         """As the rank that writes sees it. What an earlier attempt has left is gone before any rank writes."""
@@ -210,7 +210,7 @@ class SafeSaving(_AnyTrainer):  # type: ignore[misc]
         manifest.rotate(final.parent, keep=self._keep, newest=final, best=self.state.best_model_checkpoint)
 
     def _agreed_trouble(self, error: Exception | None) -> str | None:
-        mine = None if error is None else (manifest.disk_trouble(error) or self._deletion(error), reason_of(error))
+        mine = None if error is None else (disk.disk_trouble(error) or self._deletion(error), reason_of(error))
         said = self.running.ranks.gather(mine)
         if error is not None and mine is not None and mine[0] is None:
             raise error
@@ -224,7 +224,7 @@ class SafeSaving(_AnyTrainer):  # type: ignore[misc]
         """Whether somebody has deleted the folder while it was written."""
         part = Path(self.args.output_dir) / SAVING / manifest.name_of(self.state.global_step)
         is_gone = not part.is_dir() or not all(Path(file).is_file() for file in self._sums)
-        return _("the folder was deleted while it was written") if is_gone and manifest.is_of_missing_file(error) else None
+        return _("the folder was deleted while it was written") if is_gone and disk.is_of_missing_file(error) else None
 
     @contextmanager
     def _errors_wait(self) -> Iterator[None]:

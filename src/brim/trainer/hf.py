@@ -39,13 +39,13 @@ from brim.step.oom import Guard, evaluation_does_not_fit, failure_of, release, s
 from brim.step.randomness import Randomness
 from brim.step.ranks import Ranks
 from brim.trainer.callback import BrimBookkeeper
-from brim.trainer.manifest import MANIFEST, check_files, last_checkpoint, not_fully_verified, words_of
+from brim.trainer.manifest import MANIFEST
 from brim.trainer.options import Options
 from brim.trainer.refusals import refuse_what_cannot_be_promised
 from brim.trainer.resuming import ExactResume, SeededSteps
 from brim.trainer.run import Run
 from brim.trainer.stopping import Wish, stop_here
-from brim.trainer.verifying import TellReading
+from brim.trainer.verifying import last_whole_checkpoint, refuse_damaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -305,7 +305,7 @@ class BrimMixin(ExactResume):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = last_whole_checkpoint(self.args.output_dir)
         elif resume_from_checkpoint and resume_from_checkpoint != self.verified_checkpoint:
-            _refuse_damaged(resume_from_checkpoint)
+            refuse_damaged(resume_from_checkpoint)
         if resume_from_checkpoint and self.args.ignore_data_skip:
             raise UsageError(
                 _("ignore_data_skip=True would take the epoch's first sequences again."),
@@ -435,25 +435,3 @@ def attach(
         trainer.__class__ = kind
         raise
     return trainer
-
-
-def last_whole_checkpoint(folder: str | Path, *, missing_is_error: bool = True) -> str | None:
-    """The newest checkpoint that is whole, by `manifest.py`. Where it may be missing, sizes must do: nobody waits for it to be read."""
-    whole = last_checkpoint(
-        folder, none_is_error=missing_is_error, with_sums=missing_is_error, is_of_brim=False, progress=TellReading()
-    )
-    if whole is None and missing_is_error:
-        text = _("There is no whole checkpoint in {folder}.")
-        raise UsageError(text.format(folder=folder), hint=_("Start without resume_from_checkpoint."))
-    return None if whole is None else str(whole)
-
-
-def _refuse_damaged(path: str) -> None:
-    check = check_files(Path(path), progress=TellReading())
-    if check.damages:
-        raise UsageError(
-            _("Cannot resume from {path}: {damage}").format(path=path, damage=words_of(check.damages[0])),
-            hint=_("Give another one, or resume_from_checkpoint=True for the newest that is whole."),
-        )
-    if check.unverified and (Path(path) / MANIFEST).exists():
-        say(not_fully_verified(Path(path)))

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import json
 import os
 import shutil
@@ -36,6 +35,7 @@ from brim.machine.screen import say as say_on_screen
 from brim.record import STRICT, Bytes, Count, Record
 from brim.records import FileDamage
 from brim.sizes import MIB
+from brim.trainer.disk import sync
 
 SAVING: Final = ".saving"
 MANIFEST: Final = "brim_checkpoint.json"
@@ -393,69 +393,6 @@ def _exchange(one: Path, other: Path) -> bool:
     return bool(call(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0)
 
 
-def sync(path: Path) -> None:
-    """Bring a file or a folder to the disk.
-
-    Without this a power cut can leave an empty file under a final name: names reach the disk before what is in them.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        if path.is_dir():  # Windows opens no folders
-            return
-        raise
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in {errno.EINVAL, errno.ENOTSUP}:  # file systems that have nothing to bring to a disk
-            raise
-    finally:
-        os.close(descriptor)
-
-
 def _say_once(sentence: str) -> None:
     if os.environ.get("RANK", "0") == "0":
         say_on_screen(sentence)
-
-
-# Room.
-
-_DISK_ERRORS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE}
-_DISK_WORDS: Final = tuple(f"os error {number}" for number in sorted(_DISK_ERRORS))
-"""How Rust, and so safetensors, writes an errno."""
-_TORCH_WORDS: Final = ("PytorchStreamWriter failed", "unexpected pos", "iostream error")
-"""torch's writer of zip files says no errno: its stream failed, or it is not where it should be after a write."""
-
-
-def free_bytes(folder: Path) -> int:
-    """What may still be written there; the folder need not be there yet."""
-    return shutil.disk_usage(existing(folder)).free
-
-
-def existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
-    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
-
-
-def is_of_missing_file(error: BaseException | None) -> bool:
-    """Whether a file or a folder was not where it had been."""
-    while error is not None:
-        if isinstance(error, FileNotFoundError | NotADirectoryError):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def disk_trouble(error: BaseException) -> str | None:
-    """Why the disk did not take what was written, or None where an error is about something else."""
-    current: BaseException | None = error
-    while current is not None:
-        words = str(current)
-        if isinstance(current, OSError) and current.errno in _DISK_ERRORS:
-            return current.strerror or words
-        if type(current).__name__ == "SafetensorError" and any(word in words for word in _DISK_WORDS):
-            return words.rpartition("I/O error: ")[2]
-        if isinstance(current, RuntimeError) and any(word in words for word in _TORCH_WORDS):
-            return _("the file could not be written to its end")
-        current = current.__cause__
-    return None

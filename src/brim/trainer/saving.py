@@ -18,8 +18,9 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from brim.errors import RunError
 from brim.locale import _, sentences
 from brim.sizes import format_bytes
+from brim.trainer.disk import disk_trouble, free_bytes, is_of_missing_file, sync
 from brim.trainer.loading import USED_CACHE
-from brim.trainer.manifest import MODEL_MANIFEST, disk_trouble, free_bytes, is_of_missing_file, seal, sync
+from brim.trainer.manifest import MODEL_MANIFEST, seal
 from brim.trainer.summing import sums_while_writing
 from brim.trainer.weights import bars_on_screens_only
 

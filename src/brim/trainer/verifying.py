@@ -16,12 +16,15 @@ from brim.step.ledger import free_name
 from brim.step.ledger_repair import check_lines, repair_ledger
 from brim.trainer.evaluations import damaged_lines
 from brim.trainer.manifest import (
+    MANIFEST,
     MODEL_MANIFEST,
     Check,
     Progress,
     check_files,
     check_model_without_manifest,
     checkpoints,
+    last_checkpoint,
+    not_fully_verified,
     step_of,
     words_of,
 )
@@ -159,3 +162,26 @@ def _check_records(folder: Path) -> Check:
     if numbers := damaged_lines(folder):
         damages.append(FileDamage(file=EVALUATIONS_FILE, problem="lines", lines=tuple(numbers)))
     return Check(tuple(damages), size_bytes=sum(file.stat().st_size for file in (card, ledger) if file.is_file()))
+
+
+def last_whole_checkpoint(folder: str | Path, *, missing_is_error: bool = True) -> str | None:
+    """The newest checkpoint that is whole, by `manifest.py`. Where it may be missing, sizes must do: nobody waits for it to be read."""
+    whole = last_checkpoint(
+        folder, none_is_error=missing_is_error, with_sums=missing_is_error, is_of_brim=False, progress=TellReading()
+    )
+    if whole is None and missing_is_error:
+        text = _("There is no whole checkpoint in {folder}.")
+        raise UsageError(text.format(folder=folder), hint=_("Start without resume_from_checkpoint."))
+    return None if whole is None else str(whole)
+
+
+def refuse_damaged(path: str) -> None:
+    """An error where a file of this checkpoint is damaged."""
+    check = check_files(Path(path), progress=TellReading())
+    if check.damages:
+        raise UsageError(
+            _("Cannot resume from {path}: {damage}").format(path=path, damage=words_of(check.damages[0])),
+            hint=_("Give another one, or resume_from_checkpoint=True for the newest that is whole."),
+        )
+    if check.unverified and (Path(path) / MANIFEST).exists():
+        say(not_fully_verified(Path(path)))

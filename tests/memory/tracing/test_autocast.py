@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from brim.machine.host import multiplies_bf16
 from brim.memory.setup import Setup, Target
 from brim.memory.tracing.autocast import Autocast, policies
-from brim.memory.tracing.kernels import scratch_of
+from brim.memory.tracing.kernel_scratch import scratch_of
 from brim.memory.tracing.reference import trace_step
 
 TINY = {

@@ -30,7 +30,8 @@ from brim.memory.tracing.building import (
     lora_targets,
     make_batch,
 )
-from brim.memory.tracing.kernels import Kernels, in_order, scratch_of
+from brim.memory.tracing.kernel_scratch import scratch_of
+from brim.memory.tracing.kernels import Kernels, in_order
 from brim.memory.tracing.loading import load_on_card
 from brim.memory.tracing.losses import TRACED_CHUNKS, chunks_of, few_chunks
 from brim.memory.tracing.optimizers import Stepper, make_optimizer

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from brim.memory.tracing.kernels import Scratch
+    from brim.memory.tracing.kernel_scratch import Scratch
 
 
 # Derivatives fill a fresh tensor in place, unless they see that somebody is watching (torch/csrc/autograd/FunctionsManual.cpp asks
@@ -59,7 +59,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Trace with these answers.
 
         `scalar` is the answer to `.item()`: the one truth value that the traced code may ask for; None forbids the question. `scratch` says
-        what an operator takes and gives back on the target (`kernels.scratch_of`), `in_order` in which order its results are allocated.
+        what an operator takes and gives back on the target (`scratch_of`), `in_order` in which order its results are allocated.
         Tensors whose last dimension is the `vocabulary` are logits.
         """
         super().__init__()  # type: ignore[no-untyped-call]
