@@ -151,6 +151,10 @@ class Command:
         """All that belong to it, whoever their parent is now."""
         return processes_of(self.mark)
 
+    def has_ended(self) -> bool:
+        """Without taking its exit code, which `wait` needs."""
+        return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
     def kill(self, *pids: int) -> None:
         for pid in pids or self.processes():
             with contextlib.suppress(ProcessLookupError):
@@ -283,11 +287,11 @@ def kill_at(command: Command, run: Path, moment: str, draw: random.Random) -> bo
 
     until = time.monotonic() + 2 * MOST_SECONDS
     while not is_time():
-        if command.process.poll() is not None or time.monotonic() > until:
+        if command.has_ended() or time.monotonic() > until:
             return False
         time.sleep(0.002)
     time.sleep(delay)
-    if command.process.poll() is not None:
+    if command.has_ended():
         return False
     others = [pid for pid in command.processes() if pid != command.process.pid]
     command.kill(*{"worker": [draw.choice(others)] if others else [], "parent": [command.process.pid]}.get(moment, []))
@@ -352,7 +356,7 @@ def interrupted(bench: Bench, size: int, settings: dict[str, Any]) -> Path:
     run = bench.folder / f"interrupted-{size}"
     command = Command(training(bench, run, **settings), bench.folder)
     while not (run / "checkpoint-4/brim_checkpoint.json").is_file():
-        assert command.process.poll() is None, "the run ended before its second checkpoint"
+        assert not command.has_ended(), "the run ended before its second checkpoint"
         time.sleep(0.005)
     command.kill()
     command.wait()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import brim
-from brim.errors import ChildError
+from brim.errors import ChildError, OutOfMemoryError
 from brim.memory.outside import process_bytes
 from brim.records import RunCard, TrainingResult
 from brim.sizes import MIB, format_bytes
@@ -99,6 +99,19 @@ def test_a_training_that_a_signal_ended_names_the_cause_and_the_workaround(
     assert f"--resume {folder}" in str(caught.value.hint)
     assert [damage_of(path) for path in checkpoints(folder)] == [None]
     assert not list(folder.glob("*.safetensors"))
+
+
+@pytest.mark.long
+def test_out_of_memory_in_the_optimizer_names_the_command_that_continues(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(squeezed.VARIABLE, "0:4:optimizer")
+    folder = tmp_path / "a run"
+    with pytest.raises(OutOfMemoryError, match="in the optimizer's step") as caught:
+        train(model, folder, memory=LIMIT, save_steps=2, worker="tests.trainer.squeezed")
+    assert (
+        f"checkpoint-2 is whole: continue from it with brim train --resume '{folder}'." in f"{caught.value} {caught.value.hint}"
+    )
 
 
 def _result(**facts: Any) -> TrainingResult:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import shlex
 import warnings
 import weakref
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +29,6 @@ from brim.trainer.metrics import metrics_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from brim.errors import OutOfMemoryError
     from brim.step.book import OnBroken
@@ -198,11 +199,13 @@ class Run:
     def half_changed(self, failure: Failure, checkpoint: str | None) -> OutOfMemoryError:
         """The error for a failure inside the optimizer's step, and the mark that nothing of it may be saved."""
         self._is_torn = True
-        again = (
-            _("No checkpoint was saved yet: start again.")
-            if checkpoint is None
-            else _("The last checkpoint is whole: go on with resume_from_checkpoint={path!r}.").format(path=checkpoint)
-        )
+        if checkpoint is None:
+            again = _("No checkpoint was saved yet: start again.")
+        elif getattr(self._trainer, "is_quiet", False):  # `brim train`, which has no such argument
+            text = _("{name} is whole: continue from it with brim train --resume {folder}.")
+            again = text.format(name=Path(checkpoint).name, folder=shlex.quote(str(Path(checkpoint).parent)))
+        else:
+            again = _("The last checkpoint is whole: go on with resume_from_checkpoint={path!r}.").format(path=checkpoint)
         return half_changed(failure, self.device, again)
 
     def refuse_if_torn(self) -> None:
