@@ -472,7 +472,7 @@ def oom(bench: Bench, number: int) -> Attack:
     if ended.code == 0:
         troubles += unlike(steps_of(run), wanted)
         told += f" {ended.out.strip()}"
-    elif ended.code != 1 or phase or not re.search(r"memory|fit", ended.err):
+    elif ended.code != 1 or not re.search("No checkpoint was saved yet" if phase else r"memory|fit", ended.err):
         troubles.append("neither done nor plainly refused")
     shutil.rmtree(run, ignore_errors=True)
     return Attack("a step and a phase" if phase else "a limit", "; ".join(troubles), ended, f"{told}: {ended.err[-400:]!r}")
