@@ -2,12 +2,13 @@
 
     python benchmarks/doctor_labels.py --labels LABELS.csv [--labels MORE.csv] --projects DIR [--only OWNER/NAME] [--show] [--json]
 
-LABELS.csv has the columns repo, commit, file, line, rule, severity, label, note. A label is TRUE-useful, TRUE-noise, FALSE, or MISSED for a
-fault that a reader found. DIR holds one folder per project, OWNER+NAME, with the files of that commit; nothing of it is part of this repository.
+LABELS.csv has the columns repo, commit, file, line, rule, severity, label, note. A label is TRUE-useful, TRUE-noise, FALSE, or
+MISSED for a fault that a reader found. DIR holds one folder per project, OWNER+NAME, with the files of that commit. Their code is not part
+of this repository.
 
-A finding has the label of the same rule in the same file, at most three lines away. Printed for each severity: how many findings are true,
-how many are useful, and how many have no label; then how many of the useful and the missed ones are reported at medium or above, the safe
-fixes, and with --show every finding that is false or has no label. Percentages are of labelled findings.
+A finding has the label of the same rule in the same file, at most three lines away. Printed for each severity: how many findings are
+true, how many are useful, and how many have no label; then how many of the useful and the missed ones are reported at medium or above,
+the safe fixes, and with --show every finding that is false or has no label. Percentages are of labelled findings.
 """
 
 from __future__ import annotations
@@ -112,9 +113,8 @@ def report(labels: list[Label], findings: list[dict[str, Any]], *, show: bool) -
         for finding, label in judged:
             if label is None or label.label != "TRUE-useful":
                 place = f"{finding['repo']} {finding['path']}:{finding['line']}"
-                print(
-                    f"  {finding['severity']:6} {label.label if label else 'unlabelled':10} {finding['rule']:26} {place}  {finding['message']}"
-                )
+                judgement = label.label if label else "unlabelled"
+                print(f"  {finding['severity']:6} {judgement:10} {finding['rule']:26} {place}  {finding['message']}")
         for finding in fixes:
             print(f"  fix: {finding['repo']} {finding['path']}:{finding['line']} {finding['rule']}\n{finding['patch']}")
     return counts
