@@ -19,7 +19,6 @@ from brim.cli._output import note
 from brim.cli._verbs import VERBS
 from brim.errors import ConfigError, UsageError
 from brim.locale import _, sentences
-from brim.record import LARGEST_CONFIG_BYTES, read_bounded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,6 +64,8 @@ def defaults_from(path: str, command: click.Command, ctx: click.Context) -> dict
 def read_config(path: str) -> dict[str, Any]:
     """The mapping that a YAML file holds; an empty file is an empty mapping."""
     import yaml
+
+    from brim.record import LARGEST_CONFIG_BYTES, read_bounded  # imports pydantic, which --help does not need
 
     if not path.strip():
         raise ConfigError(_("--config needs the name of a file."))
