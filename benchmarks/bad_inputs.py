@@ -30,6 +30,8 @@ TEXTS: dict[str, str | bytes] = {
     "of the future": '{"schema": "brim.plan/99", "workload": {}}', "other keys": '{"schema": "brim.run/1", "nonsense": 1}',
     "a tag": "a: !!python/object/apply:os.system ['touch hacked']\n", "one line": b'{"prompt": "' + b"a" * 60_000_000,
 }  # fmt: skip
+EMPTY = ("empty", "blank", "null", "/dev/null")
+"""A config file without keys is valid."""
 KINDS = ("missing", *TEXTS, "a folder", "a pipe", "a loop", "a bomb", "escapes", "/dev/null", "/dev/zero")
 FILES = (
     "estimate {}", "plan {} --gpu t4 --seq-len 64", "verify {}", "max {} --gpu t4", "probe {} --device cpu --memory 1GiB",
@@ -72,7 +74,8 @@ def bad_input(seed: int, number: int, folder: Path, known: dict[str, str]) -> tu
     """The words of one command, and what is bad about them: two thirds are files, the rest values of options. None comes twice."""
     shuffled, kind = random.Random(f"inputs:{seed}"), "an option"
     more: list[str] = []
-    files = shuffled.sample([(words, kind) for words in FILES for kind in KINDS], len(FILES) * len(KINDS))
+    pairs = [(words, kind) for words in FILES for kind in KINDS if not ("--config" in words and kind in EMPTY)]
+    files = shuffled.sample(pairs, len(pairs))
     values = [(words, option, value) for words in PLAIN for option in OPTIONS for value in OPTIONS[option]]
     if number % 3:
         words, kind = files[number % len(files)]
