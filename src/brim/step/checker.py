@@ -13,9 +13,6 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from brim.errors import RunError
 from brim.locale import _, sentences
 from brim.records import Totals
@@ -23,9 +20,12 @@ from brim.records import Totals
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    import numpy.typing as npt
+
     from brim.records import Ledger, LedgerEntry, LedgerHeader, LedgerSummary
 
 _IDS_IN_A_SENTENCE: Final = 5
+_BLOCK: Final = 1 << 16
 
 
 def check_step(
@@ -112,7 +112,7 @@ def broken_in(
     observed = any(header.observed for header in headers)
     # Steps of different promises cannot be held against one of them.
     epochs = None if changes or observed else _Epochs(headers[-1])
-    tokens = None if lengths is None else np.asarray(lengths)
+    tokens = None if lengths is None else _as_array(lengths)
     totals = Totals(headers[-1].resumed_from_step)
     expected = headers[0].resumed_from_step + 1
     unrecorded = {step for header in headers for first, last in header.unrecorded_steps for step in range(first, last + 1)}
@@ -188,6 +188,36 @@ def _tokens_broken(entry: LedgerEntry, lengths: npt.NDArray[Any]) -> list[str]:
     return [text.format(step=entry.step, counted=entry.tokens, tokens=tokens)]
 
 
+def _as_array(lengths: npt.ArrayLike) -> npt.NDArray[Any]:
+    import numpy as np  # the base installation, which checks ledgers without lengths, has no numpy
+
+    return np.asarray(lengths)
+
+
+class _Seen:
+    """A set of sequences: one byte each, in blocks that are made when they are needed, for a header may promise any number."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, bytearray] = {}
+
+    def add(self, sequence: int) -> bool:
+        """Take it in; whether it was new."""
+        number, place = divmod(sequence, _BLOCK)
+        block = self._blocks.get(number)
+        if block is None:
+            block = self._blocks[number] = bytearray(_BLOCK)
+        is_new = not block[place]
+        block[place] = 1
+        return is_new
+
+    def __len__(self) -> int:
+        return sum(block.count(1) for block in self._blocks.values())
+
+    def clear(self) -> None:
+        """Forget them all."""
+        self._blocks.clear()
+
+
 class _Epochs:
     """Each sequence at most once in an epoch, exactly once in one that is complete; as many in each step as was promised."""
 
@@ -199,7 +229,7 @@ class _Epochs:
         self._sequences_in_data, self._steps_per_epoch = header.sequences_in_data, header.steps_per_epoch
         self._epoch = -1
         self._steps: set[int] = set()
-        self._seen = np.zeros(header.sequences_in_data, np.bool_)
+        self._seen = _Seen()
 
     def add(self, entry: LedgerEntry) -> list[str]:
         """What the next step breaks, and its predecessors if an epoch ends with them."""
@@ -217,21 +247,19 @@ class _Epochs:
             broken.append(
                 _("Step {step} took sequences that the data does not have: {ids}.").format(step=entry.step, ids=_some(foreign))
             )
-        places = np.fromiter(ids - foreign, np.int64)
-        again = places[self._seen[places]].tolist()
+        again = [one for one in ids - foreign if not self._seen.add(one)]
         if again:
             text = _("Step {step} took sequences that an earlier step of its epoch had taken: {ids}.")
             broken.append(text.format(step=entry.step, ids=_some(again)))
-        self._seen[places] = True
         return broken
 
     def end(self) -> list[str]:
         """What an epoch lacks, if all its steps are there; then the next begins."""
-        taken = int(self._seen.sum())
+        taken = len(self._seen)
         due = self._sequences_in_data
         due -= due % self._effective_batch if self._drop_last else 0
         complete = len(self._steps) == self._steps_per_epoch
-        self._seen[:] = False
+        self._seen.clear()
         self._steps.clear()
         if not complete or taken == due:
             return []
