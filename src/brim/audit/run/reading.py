@@ -99,7 +99,7 @@ class Run:
         """The columns for arithmetic. Needs numpy."""
         import numpy as np
 
-        return Columns(*(np.array(self.numbers[name]) for name in _NAMES))
+        return Columns(*(np.asarray(self.numbers[name]) for name in _NAMES))  # views: no number is held twice
 
     @cached_property
     def headers(self) -> list[LedgerHeader]:
