@@ -10,7 +10,7 @@ import math
 import warnings
 from collections import Counter
 from dataclasses import asdict
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from brim.errors import RunError
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from brim.records import Ledger, LedgerEntry, LedgerHeader, LedgerSummary
 
 _IDS_IN_A_SENTENCE: Final = 5
-_BLOCK: Final = 1 << 16
 
 
 def check_step(
@@ -194,30 +193,6 @@ def _as_array(lengths: npt.ArrayLike) -> npt.NDArray[Any]:
     return np.asarray(lengths)
 
 
-class _Seen:
-    """A set of sequences: one byte each, in blocks that are made when they are needed, for a header may promise any number."""
-
-    def __init__(self) -> None:
-        self._blocks: dict[int, bytearray] = {}
-
-    def add(self, sequence: int) -> bool:
-        """Take it in; whether it was new."""
-        number, place = divmod(sequence, _BLOCK)
-        block = self._blocks.get(number)
-        if block is None:
-            block = self._blocks[number] = bytearray(_BLOCK)
-        is_new = not block[place]
-        block[place] = 1
-        return is_new
-
-    def __len__(self) -> int:
-        return sum(block.count(1) for block in self._blocks.values())
-
-    def clear(self) -> None:
-        """Forget them all."""
-        self._blocks.clear()
-
-
 class _Epochs:
     """Each sequence at most once in an epoch, exactly once in one that is complete; as many in each step as was promised."""
 
@@ -229,7 +204,8 @@ class _Epochs:
         self._sequences_in_data, self._steps_per_epoch = header.sequences_in_data, header.steps_per_epoch
         self._epoch = -1
         self._steps: set[int] = set()
-        self._seen = _Seen()
+        self._seen = bytearray()
+        """One byte for each sequence, up to the last that was taken: a header may promise any number."""
 
     def add(self, entry: LedgerEntry) -> list[str]:
         """What the next step breaks, and its predecessors if an epoch ends with them."""
@@ -247,15 +223,19 @@ class _Epochs:
             broken.append(
                 _("Step {step} took sequences that the data does not have: {ids}.").format(step=entry.step, ids=_some(foreign))
             )
-        again = [one for one in ids - foreign if not self._seen.add(one)]
+        places = ids - foreign
+        self._seen.extend(bytes(max(0, max(places, default=0) + 1 - len(self._seen))))
+        again = list(compress(places, map(self._seen.__getitem__, places)))
         if again:
             text = _("Step {step} took sequences that an earlier step of its epoch had taken: {ids}.")
             broken.append(text.format(step=entry.step, ids=_some(again)))
+        for one in places:
+            self._seen[one] = 1
         return broken
 
     def end(self) -> list[str]:
         """What an epoch lacks, if all its steps are there; then the next begins."""
-        taken = len(self._seen)
+        taken = self._seen.count(1)
         due = self._sequences_in_data
         due -= due % self._effective_batch if self._drop_last else 0
         complete = len(self._steps) == self._steps_per_epoch
