@@ -1,7 +1,7 @@
 """What the base installation lacks: the packages of `brim[train]`.
 
 `pip install brim` is enough for `brim doctor`, `observe`, `emulate`, `watch`, `report`, `gpus`, `models` and `env`. What predicts,
-measures or trains calls `require_train` first: a missing package is one line with the command that installs it, in the terminal and in Python.
+measures or trains calls `require_train` first: a missing package is one line with the command that installs it.
 """
 
 from __future__ import annotations
