@@ -338,7 +338,8 @@ def _run(command: list[Any], folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def _bytes_below(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    """As `du` counts them: whole blocks."""
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
 
 
 def _imported(path: Path) -> set[str]:
