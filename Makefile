@@ -67,7 +67,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("brim needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
 	@echo "Setting up $(VENV) (once; a few minutes, most of it torch)" >&2
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --constraint constraints.txt --editable '.[dev,quant,deepspeed]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --constraint constraints.txt --editable '.[train,dev,quant,deepspeed]'
 	@touch $@
 
 # Three equal signs: the local version 2.13.0+cpu does not match, so pip takes the CUDA build.
@@ -76,7 +76,7 @@ $(READY_CUDA): pyproject.toml constraints.txt
 	@test -x $(VENV_CUDA)/bin/python || $(PYTHON) -m venv $(VENV_CUDA)
 	@mkdir -p build && sed '/^torch==/d' constraints.txt > build/constraints-cuda.txt
 	@$(VENV_CUDA)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --constraint build/constraints-cuda.txt \
-		"$$(sed -n 's/^torch==/torch===/p' constraints.txt)" liger-kernel==0.8.5 --editable '.[dev,quant,deepspeed]'
+		"$$(sed -n 's/^torch==/torch===/p' constraints.txt)" liger-kernel==0.8.5 --editable '.[train,dev,quant,deepspeed]'
 	@touch $@
 
 $(READY_CUDA12):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         BrimError as BrimError,
         ChildError as ChildError,
         ConfigError as ConfigError,
+        MissingPackageError as MissingPackageError,
         OutOfMemoryError as OutOfMemoryError,
         RecordError as RecordError,
         RunError as RunError,
@@ -115,8 +116,8 @@ _HOMES = {
     "brim.cli.watch": ("watch",),
     "brim.emulator.run": ("emulate",),
     "brim.errors": (
-        "BrimError", "ChildError", "ConfigError", "OutOfMemoryError", "RecordError", "RunError", "UnknownNameError",
-        "UnsupportedError", "UsageError", "is_out_of_memory", "out_of_memory_family",
+        "BrimError", "ChildError", "ConfigError", "MissingPackageError", "OutOfMemoryError", "RecordError", "RunError",
+        "UnknownNameError", "UnsupportedError", "UsageError", "is_out_of_memory", "out_of_memory_family",
     ),
     "brim.machine.budget": ("ForkServer", "run", "run_command"),
     "brim.machine.catalogue": ("GPUChoice", "find_gpu", "gpus"),
@@ -163,6 +164,11 @@ _HOMES = {
     "brim.workload.resolve": ("Model", "find_model", "models"),
     "brim.workload.settings": ("Settings",),
 }  # fmt: skip
+_NEED_TRAIN = (
+    "brim.cli.demo", "brim.memory.", "brim.planner.", "brim.prober.", "brim.proofs.", "brim.step.", "brim.stitching.", "brim.trainer.",
+)  # fmt: skip
+"""Beginnings of the homes that need the packages of `brim[train]`; those of `_BASE` do not."""
+_BASE = ("brim.step.checker", "brim.step.ledger", "brim.stitching.recipe")
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 _PUBLIC = sorted([*_HOME_OF, "__version__"])
@@ -174,6 +180,10 @@ def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'brim' has no attribute {name!r}")
+    if home.startswith(_NEED_TRAIN) and home not in _BASE:
+        from brim.extras import require_train
+
+        require_train(f"brim.{name}")
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

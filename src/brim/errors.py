@@ -5,7 +5,8 @@
     │   ├── UnknownNameError     a GPU, model, language or key that nobody knows; carries the nearest known names
     │   ├── ConfigError          a config file that cannot be read, or holds a key or value that does not exist
     │   ├── RecordError          a plan, measurement or ledger file that is broken, foreign or of another version
-    │   └── UnsupportedError     this platform or installation cannot do it (no RLIMIT_DATA, package missing)
+    │   └── UnsupportedError     this platform or installation cannot do it (no RLIMIT_DATA, no flash-attn)
+    │       └── MissingPackageError  a package of `brim[train]` is not installed; also an ImportError
     └── RunError                 the request was right, the run was not; the command line exits with 1
         ├── OutOfMemoryError     memory ran out: on the device, or under the budget that was set
         └── ChildError           a child process crashed, was killed or took too long
@@ -64,6 +65,15 @@ class RecordError(UsageError):
 
 class UnsupportedError(UsageError):
     """This platform, or what is installed on it, cannot do what was asked."""
+
+
+class MissingPackageError(UnsupportedError, ImportError):
+    """A package of `brim[train]` is not installed. `name` is the package, as in every ImportError."""
+
+    def __init__(self, message: str, *, package: str) -> None:
+        super().__init__(message)
+        self.msg = message
+        self.name = package
 
 
 class RunError(BrimError):

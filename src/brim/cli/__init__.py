@@ -24,6 +24,7 @@ import click
 from brim.cli._command import Brim, speak, value_of
 from brim.cli._output import note, silence_stdout
 from brim.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, BrimError
+from brim.extras import is_of_train, missing_package
 from brim.locale import _
 from brim.machine.screen import outlive_the_terminal
 
@@ -84,6 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _show_traceback()
         return EXIT_FAILED
     except Exception as error:  # noqa: BLE001 (the last line of defence: a defect of brim, told as one)
+        if isinstance(error, ModuleNotFoundError) and is_of_train(error):
+            _complain(missing_package(f"`brim {' '.join(given[:1])}`", str(error.name).partition(".")[0]).message)
+            _show_traceback()
+            return EXIT_USAGE
         _complain(
             _("This is a defect of brim: {kind}: {why}").format(kind=type(error).__name__, why=error),
             _("BRIM_DEBUG=1 shows where it happened; please report it with the output of `brim env`."),

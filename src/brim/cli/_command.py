@@ -18,6 +18,7 @@ from brim.cli._aliases import in_our_spelling
 from brim.cli._config import defaults_from
 from brim.cli._verbs import GROUPS, VERBS
 from brim.errors import UsageError
+from brim.extras import require_train
 from brim.locale import N_, _, sentences
 from brim.sizes import parse_size
 
@@ -102,6 +103,13 @@ class Command(click.Command):
             if language is not None and value_of("--lang", args) is None:
                 speak(language)
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb, if the packages that it needs are installed."""
+        known = VERBS.get(ctx.info_name or "")
+        if known is not None and known.needs_train:
+            require_train(f"`brim {known.name}`")
+        return super().invoke(ctx)
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
         """Click's own option, with its text in our catalogue."""

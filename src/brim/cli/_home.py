@@ -8,6 +8,7 @@ from rich.text import Text
 
 from brim.cli._machine import machine_rows
 from brim.cli._output import grid, show as print_
+from brim.extras import INSTALL, missing
 from brim.locale import N_, _
 
 _WANTED = (
@@ -26,4 +27,7 @@ def show() -> None:
     print_(Text(_("This machine"), style="bold"), grid(machine_rows(detect())), "")
     print_(Text(_("What most people want"), style="bold"))
     print_(grid([(command, _(answer)) for command, answer in _WANTED]), "")
+    if missing():
+        text = _("This is the base installation. For everything that predicts or trains: {command}")
+        print_(Text(text.format(command=INSTALL)))
     print_(_("`brim --help` lists everything."))

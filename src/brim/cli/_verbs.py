@@ -13,6 +13,8 @@ class Verb:
 
     name: str
     summary: str
+    needs_train: bool = False
+    """Whether it needs the packages of `brim[train]`."""
 
     @property
     def module(self) -> str:
@@ -24,20 +26,20 @@ GROUPS: tuple[tuple[str, tuple[Verb, ...]], ...] = (
     (
         N_("Before you train"),
         (
-            Verb("max", N_("One number: the largest micro-batch that fits, and the command to train with it.")),
-            Verb("estimate", N_("How many bytes exactly this configuration uses, by kind and by phase.")),
-            Verb("plan", N_("Which configuration trains fastest within the memory, at the batch you ask for.")),
+            Verb("max", N_("One number: the largest micro-batch that fits, and the command to train with it."), needs_train=True),
+            Verb("estimate", N_("How many bytes exactly this configuration uses, by kind and by phase."), needs_train=True),
+            Verb("plan", N_("Which configuration trains fastest within the memory, at the batch you ask for."), needs_train=True),
             Verb("emulate", N_("Does a CUDA script fit on that card, and where is its peak? On an emulated card.")),
-            Verb("probe", N_("What this machine really does: largest batch, fastest batch, best loader.")),
+            Verb("probe", N_("What this machine really does: largest batch, fastest batch, best loader."), needs_train=True),
         ),
     ),
     (
         N_("Train"),
         (
-            Verb("train", N_("Train; recover when memory runs out inside a step; prove the batch in force.")),
+            Verb("train", N_("Train; recover when memory runs out inside a step; prove the batch in force."), needs_train=True),
             Verb("watch", N_("See a run live in the terminal.")),
             Verb("report", N_("A plan, a probe or a run as one offline HTML page.")),
-            Verb("demo", N_("What brim can do, shown on this machine's CPU.")),
+            Verb("demo", N_("What brim can do, shown on this machine's CPU."), needs_train=True),
         ),
     ),
     (
@@ -50,8 +52,10 @@ GROUPS: tuple[tuple[str, tuple[Verb, ...]], ...] = (
     (
         N_("Custom models"),
         (
-            Verb("verify", N_("Is a model right at batch sizes above 1? Five proofs.")),
-            Verb("stitch", N_("Join layers of several pretrained models into one that trains at any batch size.")),
+            Verb("verify", N_("Is a model right at batch sizes above 1? Five proofs."), needs_train=True),
+            Verb(
+                "stitch", N_("Join layers of several pretrained models into one that trains at any batch size."), needs_train=True
+            ),
         ),
     ),
     (

@@ -10,6 +10,7 @@ import gc
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from brim.extras import require_train
 from brim.machine import child, nvml
 from brim.machine.sharing import Others, others_of_card
 from brim.record import STRICT
@@ -70,6 +71,7 @@ class TorchDevice:
     """An accelerator through torch: CUDA, ROCm (which torch calls cuda), XPU, MPS. Telemetry of NVIDIA cards through NVML."""
 
     def __init__(self, backend: str = "cuda", index: int = 0) -> None:
+        require_train("brim.TorchDevice", "torch")
         import torch
 
         self._torch_device = torch.device(backend, index)

@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import ClassVar
 
+from brim.extras import INSTALL, missing
 from brim.locale import _
 from brim.machine.budget import ForkServer
 from brim.machine.detect import TorchFacts, ask_torch, bf16_works, detect
@@ -20,7 +21,7 @@ from brim.sizes import MIB, format_bytes
 
 PACKAGES = (
     "torch", "transformers", "accelerate", "peft", "datasets", "tokenizers", "safetensors", "huggingface_hub", "numpy",
-    "trl", "deepspeed", "bitsandbytes", "flash-attn", "xformers", "liger-kernel", "triton", "lightning", "nvidia-ml-py",
+    "pyarrow", "trl", "deepspeed", "bitsandbytes", "flash-attn", "xformers", "liger-kernel", "triton", "lightning", "nvidia-ml-py",
 )  # fmt: skip
 """Whose versions a bug report needs."""
 
@@ -57,10 +58,7 @@ class Environment(Record):
 def env() -> Environment:
     """Look at this installation and this machine. Takes the seconds that torch needs to start."""
     problems: list[str] = []
-    with ForkServer() as server:
-        torch, trouble = ask_torch(server)
-        cpu_bf16, bf16_trouble = _try_bf16(server) if torch is not None else (None, "")
-    problems += [text for text in (trouble, bf16_trouble) if text]
+    torch, cpu_bf16 = _try_torch(problems)
     machine = detect(torch=torch)
     problems += _troubles_of_host(machine)
     return Environment(
@@ -75,6 +73,19 @@ def env() -> Environment:
         cache_folder=_discreet(str(cache_folder())),
         problems=tuple(problems),
     )
+
+
+def _try_torch(problems: list[str]) -> tuple[TorchFacts | None, bool | None]:
+    """What torch says, and whether bfloat16 works; what does not work is added to the problems."""
+    if missing("torch"):
+        text = _("torch is not installed, so brim can predict and train nothing here. Install it with: {command}")
+        problems.append(text.format(command=INSTALL))
+        return None, None
+    with ForkServer() as server:
+        torch, trouble = ask_torch(server)
+        cpu_bf16, bf16_trouble = _try_bf16(server) if torch is not None else (None, "")
+    problems += [text for text in (trouble, bf16_trouble) if text]
+    return torch, cpu_bf16
 
 
 def _try_bf16(server: ForkServer) -> tuple[bool | None, str]:

@@ -12,11 +12,10 @@ import numpy as np
 from brim.errors import UsageError
 from brim.locale import _
 from brim.step.budget import Budget
+from brim.step.ledger import LEDGER
 
 if TYPE_CHECKING:
     import torch
-
-LEDGER = "ledger.jsonl"
 
 
 def whole(name: str, value: Any, *, least: int = 1) -> int:

@@ -10,11 +10,8 @@ import math
 import warnings
 from collections import Counter
 from dataclasses import asdict
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import TYPE_CHECKING, Any, Final, Literal
-
-import numpy as np
-import numpy.typing as npt
 
 from brim.errors import RunError
 from brim.locale import _, sentences
@@ -22,6 +19,8 @@ from brim.records import Totals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import numpy.typing as npt
 
     from brim.records import Ledger, LedgerEntry, LedgerHeader, LedgerSummary
 
@@ -112,7 +111,7 @@ def broken_in(
     observed = any(header.observed for header in headers)
     # Steps of different promises cannot be held against one of them.
     epochs = None if changes or observed else _Epochs(headers[-1])
-    tokens = None if lengths is None else np.asarray(lengths)
+    tokens = None if lengths is None else _as_array(lengths)
     totals = Totals(headers[-1].resumed_from_step)
     expected = headers[0].resumed_from_step + 1
     unrecorded = {step for header in headers for first, last in header.unrecorded_steps for step in range(first, last + 1)}
@@ -188,6 +187,12 @@ def _tokens_broken(entry: LedgerEntry, lengths: npt.NDArray[Any]) -> list[str]:
     return [text.format(step=entry.step, counted=entry.tokens, tokens=tokens)]
 
 
+def _as_array(lengths: npt.ArrayLike) -> npt.NDArray[Any]:
+    import numpy as np  # the base installation, which checks ledgers without lengths, has no numpy
+
+    return np.asarray(lengths)
+
+
 class _Epochs:
     """Each sequence at most once in an epoch, exactly once in one that is complete; as many in each step as was promised."""
 
@@ -199,7 +204,8 @@ class _Epochs:
         self._sequences_in_data, self._steps_per_epoch = header.sequences_in_data, header.steps_per_epoch
         self._epoch = -1
         self._steps: set[int] = set()
-        self._seen = np.zeros(header.sequences_in_data, np.bool_)
+        self._seen = bytearray()
+        """One byte for each sequence, up to the last that was taken: a header may promise any number."""
 
     def add(self, entry: LedgerEntry) -> list[str]:
         """What the next step breaks, and its predecessors if an epoch ends with them."""
@@ -217,21 +223,23 @@ class _Epochs:
             broken.append(
                 _("Step {step} took sequences that the data does not have: {ids}.").format(step=entry.step, ids=_some(foreign))
             )
-        places = np.fromiter(ids - foreign, np.int64)
-        again = places[self._seen[places]].tolist()
+        places = ids - foreign
+        self._seen.extend(bytes(max(0, max(places, default=0) + 1 - len(self._seen))))
+        again = list(compress(places, map(self._seen.__getitem__, places)))
         if again:
             text = _("Step {step} took sequences that an earlier step of its epoch had taken: {ids}.")
             broken.append(text.format(step=entry.step, ids=_some(again)))
-        self._seen[places] = True
+        for one in places:
+            self._seen[one] = 1
         return broken
 
     def end(self) -> list[str]:
         """What an epoch lacks, if all its steps are there; then the next begins."""
-        taken = int(self._seen.sum())
+        taken = self._seen.count(1)
         due = self._sequences_in_data
         due -= due % self._effective_batch if self._drop_last else 0
         complete = len(self._steps) == self._steps_per_epoch
-        self._seen[:] = False
+        self._seen.clear()
         self._steps.clear()
         if not complete or taken == due:
             return []

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 Line = LedgerHeader | LedgerEntry | LedgerSummary
 
+LEDGER: Final = "ledger.jsonl"
+"""Its name in the folder of a run."""
+
 SYNC_SECONDS: Final = 10.0
 """The most that a power cut may cost. A killed process costs nothing: the system has the lines."""
 

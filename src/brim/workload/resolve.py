@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from urllib.parse import urlsplit
 
 from brim.errors import RunError, UnknownNameError, UsageError
+from brim.extras import missing, require_train
 from brim.locale import _, sentences
 from brim.printing import Printable
 from brim.record import LARGEST_RECORD_BYTES, read_bounded
@@ -78,6 +79,7 @@ class Model(Printable):
 
     def build(self, device: str = "meta") -> nn.Module:
         """The module with fresh weights: on `meta` it takes no memory."""
+        require_train(_("Building {name}").format(name=self.name), "torch", "transformers")
         import torch
 
         if self.factory is None:
@@ -246,6 +248,7 @@ def _of_config(
 
 
 def _of_function(given: str, module_name: str, function_name: str) -> Model:
+    require_train(given, "torch")
     # The current folder is importable, as it is for `python -m`.
     with contextlib.suppress(FileNotFoundError):  # a folder that was deleted under us
         here = str(Path.cwd())
@@ -278,6 +281,11 @@ def _of_function(given: str, module_name: str, function_name: str) -> Model:
 
 
 def _of_hub(given: str, trust_remote_code: bool) -> Model:
+    # A word without an owner is far more often a misspelt catalogue name than one of the Hub's few old ids: no network for it.
+    is_only_cached = _HUB_ID.fullmatch(given) is None or "/" not in given
+    if is_only_cached and missing("huggingface_hub"):
+        raise _unknown_name(given)
+    require_train(_("Reading {given} from the Hub").format(given=given), "huggingface_hub")
     from huggingface_hub import errors, try_to_load_from_cache
 
     cached: Any = None
@@ -286,9 +294,8 @@ def _of_hub(given: str, trust_remote_code: bool) -> Model:
             cached = try_to_load_from_cache(given, "config.json")
     if isinstance(cached, str):
         return _of_hub_folder(given, Path(cached), trust_remote_code)
-    # A word without an owner is far more often a misspelt catalogue name than one of the Hub's few old ids: no network for it.
-    if _HUB_ID.fullmatch(given) is None or "/" not in given:
-        raise _unknown(given, _("There is no model {given!r} in the catalogue, and no such folder.").format(given=given))
+    if is_only_cached:
+        raise _unknown_name(given)
     return _of_hub_folder(given, _download_config(given), trust_remote_code)
 
 
@@ -343,6 +350,10 @@ def hub_answers(endpoint: str) -> bool:
         return False
 
 
+def _unknown_name(given: str) -> UnknownNameError:
+    return _unknown(given, _("There is no model {given!r} in the catalogue, and no such folder.").format(given=given))
+
+
 def _unknown(given: str, message: str, hint: str | None = None) -> UnknownNameError:
     nearest = nearest_models(given)
     return UnknownNameError(
@@ -367,6 +378,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _known_to_transformers(model_type: str) -> bool:
     if model_type in supported_model_types():
         return True
+    require_train(_("The model type {name}").format(name=model_type), "transformers")
     from transformers import CONFIG_MAPPING
 
     return model_type in CONFIG_MAPPING
@@ -374,6 +386,7 @@ def _known_to_transformers(model_type: str) -> bool:
 
 def _default_class(config: Mapping[str, Any]) -> str | None:
     """A config.json without `architectures`: the class that the family's own task has."""
+    require_train(_("A config.json without `architectures`"), "transformers")
     from transformers.models.auto import modeling_auto
 
     for mapping in (

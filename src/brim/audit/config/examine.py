@@ -10,6 +10,7 @@ from brim.audit.config.kinds import TRAINER_KINDS, Config, recognise
 from brim.audit.config.links import link, processes
 from brim.audit.config.reading import Broken, refuse_broken
 from brim.errors import ConfigError, UsageError
+from brim.extras import INSTALL, missing
 from brim.locale import _
 from brim.machine.catalogue import GPUChoice, find_gpu
 
@@ -110,6 +111,9 @@ class _Wish:
 def _predicted(
     known: list[Config], found: list[Pair], wish: _Wish, notes: list[str], tell: Callable[[str], None]
 ) -> Iterator[Found]:
+    if known and missing():
+        notes.append(_("Memory is not predicted by the base installation. For predictions: {command}").format(command=INSTALL))
+        return
     trained = [config for config in known if config.kind in TRAINER_KINDS]
     # A file of DeepSpeed or accelerate has no figure of its own; where nothing else is there, that is said.
     for config in trained[:_MOST_PREDICTED] or [config for config in known if config.inside is None][:1]:

@@ -1,18 +1,25 @@
-"""`brim doctor RUN`: everything that a ledger says about the run that wrote it. A pure view of one file."""
+"""`brim doctor RUN`: everything that a ledger says about the run that wrote it. A pure view of one file.
+
+Without numpy, as in the base installation, the steps are compared with what was promised, and no figures are made of them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from brim.audit.found import Found
-from brim.audit.run import batch, loading, loss, memory, promises, speed
-from brim.audit.run.noise import NoiseScale
+from brim.audit.run import promises
 from brim.audit.run.reading import FEWEST_STEPS, Run, read_run
+from brim.extras import INSTALL, missing
 from brim.locale import _
 from brim.planner.loss_curve import Verdict
-from brim.step.arguments import ledger_file
-from brim.step.ledger import read_ledger
+from brim.step.ledger import LEDGER, read_ledger
+
+if TYPE_CHECKING:
+    from brim.audit.run.noise import NoiseScale  # noqa: TC004 (its module needs numpy, and nothing evaluates the annotation)
+    from brim.records import Ledger
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,26 +43,46 @@ class RunReport:
 
 def examine_run(path: Path, shown: str) -> RunReport:
     """Audit a ledger: the file, or the folder of a run. `shown` is how the file is named in findings."""
-    file = ledger_file(path) if Path(path).is_dir() else Path(path)
-    assert file is not None
-    run = read_run(read_ledger(file), shown)
+    file = Path(path) / LEDGER if Path(path).is_dir() else Path(path)
+    ledger = read_ledger(file)
+    return _promises_only(read_run(ledger, shown)) if missing("numpy") else _with_figures(ledger, shown)
+
+
+def _promises_only(run: Run) -> RunReport:
+    notes = _notes(run)
+    if len(run) >= FEWEST_STEPS:
+        text = _("Speed, memory, loss and noise are not judged by the base installation. To judge them: {command}")
+        notes.append(text.format(command=INSTALL))
+    return RunReport(
+        found=list(promises.check(run)),
+        notes=_named(run, notes),
+        steps=len(run),
+        limit_bytes=run.headers[-1].memory_limit_bytes if run.headers else None,
+        splits=int(sum(run.numbers["splits"])),
+    )
+
+
+def _with_figures(ledger: Ledger, shown: str) -> RunReport:
+    from brim.audit.run import batch, loading, loss, memory, noise, speed  # they need numpy
+
+    run = read_run(ledger, shown, noise.of_entry)
     found = list(promises.check(run))
-    if len(run.columns) < FEWEST_STEPS:
-        return _report(run, found, None, None)
-    verdict, scale = loss.verdict_of(run), batch.noise_of(run)
-    for check in (loading.check, memory.check, speed.check):
-        found += check(run)
-    found += loss.check(run, verdict)
-    found += batch.check(run, scale)
-    return _report(run, found, verdict, scale)
-
-
-def _report(run: Run, found: list[Found], verdict: Verdict | None, scale: NoiseScale | None) -> RunReport:
+    verdict = scale = None
+    if len(run) >= FEWEST_STEPS:
+        verdict, scale = loss.verdict_of(run), batch.noise_of(run)
+        for check in (loading.check, memory.check, speed.check):
+            found += check(run)
+        found += loss.check(run, verdict)
+        found += batch.check(run, scale)
+    notes = _notes(run)
+    if len(run) >= FEWEST_STEPS and loading.device_is_busy(run) and (loading.wait_share(run.settled) or 0.0) >= loading.WAITS:
+        notes.append(_("Steps wait for data, and the device is busy all the same: its queue is long enough."))
+    told = batch.note_of(run, scale)
     settled = run.settled if len(run.settled) else run.columns
     return RunReport(
         found=found,
-        notes=[f"{run.shown}: {note}" for note in _notes(run, scale)],
-        steps=len(run.columns),
+        notes=_named(run, [*notes, told] if told else notes),
+        steps=len(run),
         tokens_per_second=speed.per_second(settled, settled.tokens),
         sequences_per_second=speed.per_second(settled, settled.sequences),
         wait_share=loading.wait_share(settled),
@@ -67,8 +94,9 @@ def _report(run: Run, found: list[Found], verdict: Verdict | None, scale: NoiseS
     )
 
 
-def _notes(run: Run, scale: NoiseScale | None) -> list[str]:
-    ledger, steps = run.ledger, len(run.columns)
+def _notes(run: Run) -> list[str]:
+    """What the ledger itself says, without figures."""
+    ledger, steps = run.ledger, len(run)
     notes = []
     if steps < FEWEST_STEPS:
         text = _("There are too few steps ({steps}) to judge speed, memory and loss: {least} are needed.")
@@ -82,7 +110,8 @@ def _notes(run: Run, scale: NoiseScale | None) -> list[str]:
         notes.append(text.format(step=ledger.summary.last_step, reason=ledger.summary.reason))
     if any(header.observed for header in run.headers):
         notes.append(_("The run was only watched: how many sequences each step took is known, and not which."))
-    if steps >= FEWEST_STEPS and loading.device_is_busy(run) and (loading.wait_share(run.settled) or 0.0) >= loading.WAITS:
-        notes.append(_("Steps wait for data, and the device is busy all the same: its queue is long enough."))
-    told = batch.note_of(run, scale)
-    return [*notes, told] if told else notes
+    return notes
+
+
+def _named(run: Run, notes: list[str]) -> list[str]:
+    return [f"{run.shown}: {note}" for note in notes]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from statistics import median
 from typing import TYPE_CHECKING, Final
-
-import numpy as np
 
 from brim.locale import _, sentences
 from brim.records.findings import InForce
@@ -46,19 +45,19 @@ def _has_only_short_windows(run: Run) -> bool:
     """Of a watched script whose steps differ from the promise only now and then, and only by fewer sequences."""
     if not any(header.observed for header in run.headers):
         return False
-    promised, taken = run.columns.promised, run.columns.sequences
-    short = taken < promised
-    if (taken > promised).any() or not short.any() or short.mean() > _SHORT_SHARE:
+    pairs = list(zip(run.numbers["promised"], run.numbers["sequences"], strict=True))
+    short = [taken < promised for promised, taken in pairs]
+    if any(taken > promised for promised, taken in pairs) or not any(short) or sum(short) / len(short) > _SHORT_SHARE:
         return False
     return all(place is not None and short[place] for place, _sentence in broken_in(run.ledger))
 
 
 def _rows(run: Run, place: int | None) -> tuple[InForce, ...]:
     """The table of promise and fact, where the number of sequences is what differs."""
-    promised, taken = run.columns.promised, run.columns.sequences
+    promised, taken = run.numbers["promised"], run.numbers["sequences"]
     if place is None or not (promised[place] != taken[place] and promised[place] > 0):
         return ()
-    usual = int(np.median(taken[promised == promised[place]]))
+    usual = int(median(count for due, count in zip(promised, taken, strict=True) if due == promised[place]))
     # Where the usual step is as promised, the one that is not is what there is to show.
     in_force = int(taken[place]) if usual == promised[place] else usual
     return (InForce(setting="effective_batch", set=int(promised[place]), in_force=in_force),)

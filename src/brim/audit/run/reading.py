@@ -1,28 +1,37 @@
-"""A ledger as columns of numbers: read line by line, so that the longest run needs a few hundred bytes a step."""
+"""A ledger as columns of numbers: read line by line, so that the longest run needs a few hundred bytes a step.
+
+The columns are read without numpy, which the base installation lacks, and become arrays of numpy where figures are made of them.
+"""
 
 from __future__ import annotations
 
+import math
 from array import array
+from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-import numpy.typing as npt
-
 from brim.audit.found import Found
-from brim.audit.run import noise
 from brim.records import Ledger, Pulse
 from brim.step.checker import in_force
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    import numpy.typing as npt
+
     from brim.records import LedgerEntry, LedgerHeader
     from brim.records.findings import Confidence, InForce, Severity
 
 FEWEST_STEPS: Final = 20
 """Fewer say nothing about speed, memory or loss."""
 
-Floats = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -77,9 +86,20 @@ class Run:
 
     ledger: Ledger
     shown: str
-    columns: Columns
+    numbers: Mapping[str, array[float]]
+    """The columns by their names in `Columns`."""
     pulses: tuple[tuple[int, Pulse], ...]
     """With the place of their step."""
+
+    def __len__(self) -> int:
+        return len(self.numbers["step"])
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The columns for arithmetic. Needs numpy."""
+        import numpy as np
+
+        return Columns(*(np.asarray(self.numbers[name]) for name in _NAMES))  # views: no number is held twice
 
     @cached_property
     def headers(self) -> list[LedgerHeader]:
@@ -93,7 +113,7 @@ class Run:
         for before, after in zip(self.headers, self.headers[1:], strict=False):
             if (before.device, before.world_size) != (after.device, after.world_size):
                 moved = after.resumed_from_step
-        return int(np.searchsorted(self.columns.step, moved, side="right"))
+        return bisect_right(self.numbers["step"], moved)
 
     @cached_property
     def now(self) -> Columns:
@@ -139,16 +159,17 @@ class Run:
         )
 
 
-def read_run(ledger: Ledger, shown: str) -> Run:
-    """Go through the steps once."""
-    columns = {name: array("d") for name in _NAMES}
+def read_run(ledger: Ledger, shown: str, noise_of: Callable[[LedgerEntry], tuple[float, float] | None] | None = None) -> Run:
+    """Go through the steps once. `noise_of` gives the noise and the signal of a step's gradient; without it they are not known."""
+    numbers = {name: array("d") for name in _NAMES}
     pulses = []
     for place, entry in enumerate(ledger.steps):
-        for name, value in _row(entry).items():
-            columns[name].append(np.nan if value is None else value)
+        told = noise_of(entry) if noise_of is not None else None
+        for name, value in _row(entry, *(told or (None, None))).items():
+            numbers[name].append(math.nan if value is None else value)
         if entry.pulse is not None:
             pulses.append((place, entry.pulse))
-    return Run(ledger, shown, Columns(*(np.array(columns[name]) for name in _NAMES)), tuple(pulses))
+    return Run(ledger, shown, numbers, tuple(pulses))
 
 
 def warm_up(steps: int) -> int:
@@ -159,13 +180,12 @@ def warm_up(steps: int) -> int:
 def median_of(pulses: list[Pulse], name: str) -> float | None:
     """The middle of what is known of one field."""
     known = [value for pulse in pulses if (value := getattr(pulse, name)) is not None]
-    return float(np.median(known)) if known else None
+    return float(median(known)) if known else None
 
 
-def _row(entry: LedgerEntry) -> dict[str, Any]:
+def _row(entry: LedgerEntry, noise: float | None, signal: float | None) -> dict[str, Any]:
     shapes = [one.sequences * (one.length + one.target_length) for one in entry.slices if one.length is not None]
     ranks = [one.rank for one in entry.slices]
-    told = noise.of_entry(entry) or (None, None)
     return {
         "step": entry.step,
         "epoch": entry.epoch,
@@ -185,6 +205,6 @@ def _row(entry: LedgerEntry) -> dict[str, Any]:
         "loss": entry.loss,
         "has_loss": entry.loss is not None,
         "learning_rate": entry.learning_rate,
-        "noise": told[0],
-        "signal": told[1],
+        "noise": noise,
+        "signal": signal,
     }

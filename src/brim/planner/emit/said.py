@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from brim.extras import INSTALL
 from brim.locale import _
 from brim.version import __version__
 
@@ -17,8 +18,8 @@ def head(recipe: Recipe, how: str, *notes: str) -> list[str]:
         "{effective} sequences per optimizer step = {micro} (micro-batch) x {accumulation} (accumulation) x {ranks} (ranks)."
     )
     return [
-        _("Written by brim {version} from a plan for {model}; nothing of brim is needed to run it.").format(
-            version=recipe.plan.brim_version or __version__, model=recipe.model
+        _("Written by brim {version} from a plan for {model}. It runs without brim; to plan again: {command}").format(
+            version=recipe.plan.brim_version or __version__, model=recipe.model, command=INSTALL
         ),
         how,
         product.format(
