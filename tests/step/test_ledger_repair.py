@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import resource
 from pathlib import Path
 
 import pytest
@@ -160,3 +161,22 @@ def test_a_ledger_that_an_editor_has_replaced_is_put_aside(tmp_path: Path) -> No
         writer.write(step_of(2))
     assert [entry.step for entry in read_ledger(path).steps] == [1, 2]
     assert (tmp_path / "ledger.jsonl.damaged-1").read_text(encoding="utf-8") == "edited\n"
+
+
+def test_a_deleted_ledger_is_restored_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    said: list[str] = []
+    with LedgerWriter(path, HEADER, on_trouble=said.append) as writer:
+        for number in range(1, 4):
+            writer.write(step_of(number))
+        size = path.stat().st_size
+        path.unlink()
+        _soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size - 10, hard))
+        try:
+            writer.write(step_of(4))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        assert not path.exists()
+        writer.write(step_of(5))
+    assert [entry.step for entry in read_ledger(path).steps] == [1, 2, 3, 4, 5]
