@@ -124,6 +124,13 @@ def test_no_file_takes_much_memory(tmp_path: Path, kind: str) -> None:
     assert peak_of(READ, str(path), said) < MOST_BYTES
 
 
+def test_a_pipe_that_a_saved_data_set_names_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "data.arrow")
+    (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
+    with pytest.raises(UsageError, match="is a pipe"):
+        Rows(tmp_path)
+
+
 FIRST_ROW = """
 from brim.workload.reading import Rows
 next(iter(Rows(sys.argv[1])))
