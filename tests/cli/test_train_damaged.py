@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,9 @@ from brim.step.checker import check_ledger
 from brim.step.ledger import read_ledger
 from brim.trainer import disk, manifest
 from brim.trainer.beforehand import bytes_on_disk
+from brim.trainer.evaluations import read_evaluations
+from brim.trainer.request import EVALUATIONS_FILE
+from brim.trainer.running import RunTrainer
 from brim.trainer.verifying import TellReading, where_it_resumes
 from brim.workload.embedded import data_file, write_model
 from tests.conftest import Cli, once
@@ -313,3 +318,18 @@ def test_a_run_whose_folder_is_deleted_keeps_its_model_and_its_records(made: Pat
     assert verify_run(run).verdict == "whole"
     with pytest.raises(UsageError):
         verify_run(tmp_path)
+
+
+def test_an_evaluation_that_cannot_be_written_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer: Any = RunTrainer.__new__(RunTrainer)
+    trainer.args = SimpleNamespace(output_dir=str(tmp_path / "run"), process_index=0)
+    trainer.is_world_process_zero = lambda: True
+    trainer._records, trainer._unwritten, trainer._told_unwritten = {}, [], False
+    for step in (1, 2):
+        trainer.state = SimpleNamespace(global_step=step)
+        trainer._note_evaluation(1.5, {}, 3, 0.1)
+    assert capsys.readouterr().err.count("No such file or directory") == 1
+    (tmp_path / "run").mkdir()
+    trainer.restore_records()
+    assert [entry.step for entry in read_evaluations(tmp_path / "run")] == [1, 2]
+    assert set(trainer._records) == {EVALUATIONS_FILE}

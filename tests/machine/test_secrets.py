@@ -16,6 +16,9 @@ from brim.machine.secrets import mask_text, masked
         ("--wandb-api-key=xyz", "--wandb-api-key=***"),
         ("--hfToken X", "--hfToken ***"),
         ("--key X", "--key ***"),
+        ("--wandb-key 0123abcd --openai_key=X", "--wandb-key *** --openai_key=***"),
+        ("--data https://host/a?X-Amz-Signature=ab12&x=1", "--data https://host/a?X-Amz-Signature=***&x=1"),
+        ("--data https://host/a?sv=1&sig=ab%3D", "--data https://host/a?sv=1&sig=***"),
         ("--password --lr 1", "--password --lr 1"),
         ("env WANDB_API_KEY=abc AWS_SECRET_ACCESS_KEY=a/b+c python train.py", "env WANDB_API_KEY=*** AWS_SECRET_ACCESS_KEY=*** python train.py"),
         ("model.api_key=abc +hub.token=abc", "model.api_key=*** +hub.token=***"),
@@ -36,7 +39,7 @@ def test_secrets_of_a_command_line_are_masked(given: str, expected: str) -> None
         "--tokenizer gpt2 --max_tokens 512 --max-new-tokens=64 --tokens_per_batch 4096 --pad_token <pad> --eos_token=</s>",
         "--text_key text --label_key=label --num-tokens 5 --token_type_ids 1 --api_key_file key.txt --secretary 1",
         "python train.py --model task-bert-base --dataset hf_dataset sk-learn /data/hf_models/x https://host/a@b:c",
-        "--keys a,b --passes 3 --lr 1e-4 batch.size=8 a:b C:\\data",
+        "--keys a,b --image-key x --signature f --passes 3 --lr 1e-4 batch.size=8 a:b C:\\data",
     ],
 )
 def test_other_words_are_left_alone(harmless: str) -> None:

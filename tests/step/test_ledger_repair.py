@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import resource
 from pathlib import Path
 
 import pytest
@@ -160,3 +161,43 @@ def test_a_ledger_that_an_editor_has_replaced_is_put_aside(tmp_path: Path) -> No
         writer.write(step_of(2))
     assert [entry.step for entry in read_ledger(path).steps] == [1, 2]
     assert (tmp_path / "ledger.jsonl.damaged-1").read_text(encoding="utf-8") == "edited\n"
+
+
+def test_a_deleted_ledger_is_restored_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    said: list[str] = []
+    with LedgerWriter(path, HEADER, on_trouble=said.append) as writer:
+        for number in range(1, 4):
+            writer.write(step_of(number))
+        size = path.stat().st_size
+        path.unlink()
+        _soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size - 10, hard))
+        try:
+            writer.write(step_of(4))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        assert not path.exists()
+        writer.write(step_of(5))
+    assert [entry.step for entry in read_ledger(path).steps] == [1, 2, 3, 4, 5]
+
+
+def test_a_last_step_that_only_the_summary_knows_is_named_when_the_run_continues(path: Path) -> None:
+    damage(path, 13)  # step 8, above the summary
+    said, steps = repaired(path)
+    assert steps[-1] == 7
+    assert "The records of these steps are lost: 8." in said
+    written(path, range(9, 11), dataclasses.replace(HEADER, resumed_from_step=last_step_of(path)))
+    ledger = read_ledger(path)
+    assert check_ledger(ledger) == []
+    assert lost_steps(ledger) == [(8, 8)]
+
+
+def test_a_lost_step_that_was_taken_again_later_is_not_called_lost(path: Path) -> None:
+    written(path, range(9, 10), dataclasses.replace(HEADER, resumed_from_step=8))
+    written(path, range(7, 9), dataclasses.replace(HEADER, resumed_from_step=6))
+    damage(path, 13)  # step 8 of the second part; the last one has it too
+    said, steps = repaired(path)
+    assert steps == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert "No step's record is lost." in said
+    assert lost_steps(read_ledger(path)) == []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -95,6 +98,23 @@ def test_a_disk_that_takes_no_more_is_an_error_of_the_disk(tmp_path: Path, write
     with sums_while_writing() as sums, files_of_at_most(200_000), pytest.raises(OSError, match="File too large") as caught:
         getattr(torch if name == "save" else safetensors.torch, name)({"large": torch.randn(300_000)}, tmp_path / "file")
     assert disk.disk_trouble(caught.value) == "File too large"
+    assert sums == {}
+
+
+def test_an_error_that_comes_when_a_file_is_closed_is_an_error_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(io.FileIO):
+        def close(self) -> None:
+            was_open = not self.closed
+            super().close()
+            if was_open:
+                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(Path, "open", lambda path, mode: io.BufferedWriter(Late(path, mode)))
+    with sums_while_writing() as sums, pytest.raises(OSError, match="quota") as caught:
+        torch.save({"a": torch.zeros(3)}, tmp_path / "file")
+    assert disk.disk_trouble(caught.value) is not None
     assert sums == {}
 
 

@@ -124,6 +124,43 @@ def test_no_file_takes_much_memory(tmp_path: Path, kind: str) -> None:
     assert peak_of(READ, str(path), said) < MOST_BYTES
 
 
+def test_a_pipe_that_a_saved_data_set_names_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "data.arrow")
+    (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
+    with pytest.raises(UsageError, match="is a pipe"):
+        Rows(tmp_path)
+
+
+FIRST_ROW = """
+from brim.workload.reading import Rows
+next(iter(Rows(sys.argv[1])))
+"""
+
+
+def parquet(path: Path, text: str, rows: int) -> Path:
+    """The same text in every row, stored once."""
+    import pyarrow as pa  # type: ignore[import-untyped]
+    from pyarrow import parquet as pq
+
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([text]))
+    pq.write_table(pa.table({"text": column}), path, compression="zstd", store_schema=False)
+    return path
+
+
+def test_a_parquet_file_that_repeats_a_long_text_takes_little_memory(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "a.parquet", "a" * (1 << 20), 1024)
+    assert path.stat().st_size < 10_000
+    assert peak_of(FIRST_ROW, str(path)) < 1 << 30
+    assert sum(1 for _found in Rows(parquet(tmp_path / "b.parquet", "a", 3000))) == 3000
+
+
+def test_a_row_of_a_table_above_the_limit_is_refused_with_its_number(tmp_path: Path) -> None:
+    rows = iter(Rows(parquet(tmp_path / "a.parquet", LONG.decode(), 2)))
+    with pytest.raises(UsageError) as caught:
+        next(rows)
+    assert "a.parquet, row 1: longer than 16.0 MiB" in caught.value.message
+
+
 TOKENISE = """
 from brim.trainer.data.prepare import prepare_data
 from brim.trainer.loading import load_tokenizer

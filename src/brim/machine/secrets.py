@@ -13,8 +13,10 @@ MASK = "***"
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _SECRET_ENDINGS = ("token", "secret", "secrets", "password", "passwd", "passphrase", "apikey", "credential", "credentials")
 _KINDS_OF_KEY = frozenset(
-    ("access", "account", "api", "auth", "client", "encryption", "license", "private", "secret", "service", "signing", "ssh")
-)
+    ("access", "account", "api", "auth", "client", "encryption", "license", "private", "secret", "service", "signing", "ssh",
+     "anthropic", "azure", "clearml", "cohere", "comet", "gemini", "groq", "hf", "hub", "huggingface", "mistral", "neptune", "openai",
+     "openrouter", "swanlab", "wandb")
+)  # fmt: skip
 _ABOUT_TEXT = re.compile(
     r"pad|[eb]os|unk|sep|cls|mask|special|image|audio|video|start|end|stop|decoder|max|min|num|per|new|next|first|last"
 )
@@ -78,6 +80,8 @@ def _is_secret(name: str) -> bool:
         return before in _KINDS_OF_KEY or name.strip("-") == "key" or (name.isupper() and bool(before))
     if words[-1] == "tokens":
         return before in _KINDS_OF_KEY
-    if words[-1] in ("pass", "authorization"):
+    if words[-1] in ("pass", "authorization", "sig"):
         return not before
+    if words[-1] == "signature":
+        return before in ("amz", "goog")
     return words[-1].endswith(_SECRET_ENDINGS) and not _ABOUT_TEXT.fullmatch(before)

@@ -324,7 +324,8 @@ def _copied_back(stream: FileIO, path: Path) -> FileIO:
     try:
         stream.seek(0)
         while block := stream.read(_BLOCK_BYTES):
-            copy.write(block)
+            while block:  # a disk that is nearly full takes a part of it
+                block = block[copy.write(block) or 0 :]
         os.fsync(copy.fileno())
         part.rename(path)
     finally:

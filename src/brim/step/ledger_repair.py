@@ -66,6 +66,9 @@ def check_lines(path: Path) -> LineCheck:
             for record in records:
                 check.records += 1
                 if isinstance(record, LedgerSummary):
+                    if is_behind_damage and record.last_step > check.last_step:
+                        check.lost.setdefault(max(0, headers - 1), []).append((check.last_step + 1, record.last_step))
+                        check.last_step = record.last_step
                     continue
                 is_header = isinstance(record, LedgerHeader)
                 before = record.resumed_from_step if isinstance(record, LedgerHeader) else record.step - 1
@@ -73,7 +76,10 @@ def check_lines(path: Path) -> LineCheck:
                     check.lost.setdefault(max(0, headers - 1), []).append((check.last_step + 1, before))
                 elif is_behind_damage and headers and before < check.last_step and not is_header:
                     check.lost_headers[number] = before
+                    check.lost = {header: _up_to(ranges, before) for header, ranges in check.lost.items()}
                     headers += 1
+                if is_header:
+                    check.lost = {header: _up_to(ranges, before) for header, ranges in check.lost.items()}
                 headers += is_header
                 check.last_step, is_behind_damage = before + (not is_header), False
     return check
@@ -117,16 +123,21 @@ def last_step_of(path: Path) -> int:
 
 def lost_steps(ledger: Ledger) -> list[StepRange]:
     """Steps that were taken and have no line."""
-    last = ledger.steps[-1].step if ledger.steps else 0
-    return sorted(
-        {(first, min(end, last)) for header in ledger.headers for first, end in header.unrecorded_steps if first <= last}
-    )
+    lost: list[StepRange] = []
+    for header in ledger.headers:
+        # What comes after this step is taken again.
+        lost = [*_up_to(lost, header.resumed_from_step), *header.unrecorded_steps]
+    return sorted(set(_up_to(lost, ledger.steps[-1].step if ledger.steps else 0)))
 
 
 def listed(ranges: Iterable[StepRange]) -> str:
     """`18, 20-22`; the first few of many."""
     words = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
     return ", ".join(words if len(words) <= _MOST_LISTED else [*words[:_MOST_LISTED], "..."])
+
+
+def _up_to(ranges: Iterable[StepRange], step: int) -> list[StepRange]:
+    return [(first, min(last, step)) for first, last in ranges if first <= step]
 
 
 def _records_in(line: bytes) -> tuple[list[Line], bool]:

@@ -115,6 +115,9 @@ class RunTrainer(SafeSaving, BrimMixin, ShardedTraining, Trainer):  # type: igno
         self._batches_that_count = 0
         self._records: dict[str, bytes] = {}
         """The small files of the run's folder, for the case that somebody deletes it."""
+        self._unwritten: list[Evaluation] = []
+        """Evaluations that the disk has not taken yet."""
+        self._told_unwritten = False
         super().__init__(*args, eval_dataset=evaluation, **keywords)
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
@@ -165,6 +168,7 @@ class RunTrainer(SafeSaving, BrimMixin, ShardedTraining, Trainer):  # type: igno
         lost = [name for name in self._records if not (folder / name).exists()]
         for name in lost:
             write_atomically(folder / name, self._records[name].decode())
+        self._write_evaluations()
         return bool(lost)
 
     def take_up(self, checkpoint: str) -> None:
@@ -269,5 +273,19 @@ class RunTrainer(SafeSaving, BrimMixin, ShardedTraining, Trainer):  # type: igno
         if not self.is_world_process_zero():
             return
         entry = Evaluation(step=self.state.global_step, loss=loss, metrics=metrics, sequences=rows, seconds=seconds)
-        append_evaluation(Path(cast("str", self.args.output_dir)), entry)
-        self._keep_records()
+        self._unwritten.append(entry)
+        self._write_evaluations()
+
+    def _write_evaluations(self) -> None:
+        """Those that wait. Training is worth more than a line that a disk does not take, or that a deleted folder has no place for."""
+        folder = Path(cast("str", self.args.output_dir))
+        try:
+            while self._unwritten:
+                append_evaluation(folder, self._unwritten[0])
+                del self._unwritten[0]
+            self._keep_records()
+        except OSError as error:
+            if not self._told_unwritten:
+                self._told_unwritten = True
+                text = _("brim: Cannot write {path}: {why}. Training continues, and the evaluation is written later.")
+                say(text.format(path=folder / EVALUATIONS_FILE, why=error.strerror or error))

@@ -16,7 +16,7 @@ import sys
 import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
@@ -122,8 +122,10 @@ class SummedFile:
 
     def __exit__(self, kind: type[BaseException] | None, *_details: object) -> None:
         self.flush()
-        with suppress(OSError):
+        try:
             self._file.close()
+        except OSError as error:  # network file systems report a full disk only here
+            self._error = self._error or error
         if self._error is not None:
             raise self._error
         if kind is None:

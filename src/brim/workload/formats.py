@@ -190,11 +190,12 @@ def _next_line(path: Path, file: BinaryIO, number: int) -> bytes:
             _("{place}: this is not a complete gzip file: {why}.").format(place=place, why=one_line(error))
         ) from error
     if len(line) > LONGEST_ROW_BYTES:
-        raise _too_long(Found(path, "line", number, None))
+        raise row_too_long(Found(path, "line", number, None))
     return line
 
 
-def _too_long(found: Found) -> UsageError:
+def row_too_long(found: Found) -> UsageError:
+    """What is said of a row above the limit."""
     hint = _("Split it into several rows, or shorten it: what is longer than --seq-len is cut anyway.")
     return UsageError(_("{place}: {fault}.").format(place=found.place(), fault=too_long()), hint=hint)
 
@@ -324,7 +325,7 @@ def _members(path: Path, document: Document) -> tuple[dict[str, list[Any]], Row,
             rest[name] = document.value().value
             kept += document.taken - before
         if kept > LONGEST_ROW_BYTES:
-            raise _too_long(Found(path, "line", document.line, None))
+            raise row_too_long(Found(path, "line", document.line, None))
     return lists, rest, line
 
 
@@ -377,7 +378,7 @@ def _noting(path: Path, lines: Iterable[Line], no_text: dict[int, str], size: _R
     for number, line, fault in lines:
         size.bytes += len(line)
         if size.bytes > LONGEST_ROW_BYTES:
-            raise _too_long(Found(path, "line", size.start, None))
+            raise row_too_long(Found(path, "line", size.start, None))
         if fault:
             no_text[number] = fault
         yield line

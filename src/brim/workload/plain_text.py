@@ -61,6 +61,8 @@ def _documents(path: Path, lines: Iterable[Line]) -> Iterator[Found]:
     for part in _parts(lines):
         bad = next((line for line in part if line.fault), None)
         if bad is not None:
+            if held is not None:
+                yield _last_part(held)  # without it, the next document would be joined to this one
             yield Found(path, "line", bad.number, None, bad.fault, save_as_utf8())
             return
         text = "".join(line.text for line in part)
@@ -69,8 +71,13 @@ def _documents(path: Path, lines: Iterable[Line]) -> Iterator[Found]:
         if held is not None and held.row is not None and held.row["text"].strip():
             yield held
         held = Found(path, "line", part[0].number, {"text": text}, document="part")
-    if held is not None and held.row is not None:
-        yield held._replace(row={"text": held.row["text"].rstrip("\r\n")}, document="whole")
+    if held is not None:
+        yield _last_part(held)
+
+
+def _last_part(held: Found) -> Found:
+    assert held.row is not None
+    return held._replace(row={"text": held.row["text"].rstrip("\r\n")}, document="whole")
 
 
 def _parts(lines: Iterable[Line]) -> Iterator[list[Line]]:

@@ -197,7 +197,10 @@ def _files_of_folder(folder: Path) -> tuple[list[Path], tuple[str, ...]]:
             isinstance(name, dict) and isinstance(name.get("filename"), str) for name in names
         ):
             raise UsageError(_("{path} does not list its data files.").format(path=folder / _STATE_FILE))
-        return [folder / name["filename"] for name in names], ()
+        files = [folder / name["filename"] for name in names]
+        for file in files:
+            _must_be_file(file)
+        return files, ()
     inside = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
     shown = [
         path

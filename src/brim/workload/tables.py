@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from brim.errors import UsageError
 from brim.locale import _
-from brim.workload.formats import Found, one_line, refuse_repeated
+from brim.workload.documents import LONGEST_ROW_BYTES
+from brim.workload.formats import Found, one_line, refuse_repeated, row_too_long
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from brim.workload.formats import Meter, Row
 
 _ROWS_AT_ONCE: Final = 1024
+_BYTES_AT_ONCE: Final = 1 << 28
 _BUFFER_BYTES: Final = 1 << 20
 
 
@@ -29,9 +31,25 @@ def parquet_rows(path: Path, meter: Meter) -> Iterator[Found]:
         with parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
             refuse_repeated(str(path), file.schema_arrow.names)
             rows = max(1, file.metadata.num_rows)
-            yield from _batches(path, file.iter_batches(_ROWS_AT_ONCE, use_threads=False), meter, rows)
+            yield from _batches(path, _parquet_batches(file), meter, rows)
     except pa.ArrowException as error:
         raise UsageError(_("{path} is not a Parquet file: {why}.").format(path=path, why=one_line(error))) from error
+
+
+def _parquet_batches(file: Any) -> Iterator[Any]:
+    """So many rows at a time as take no more than `_BYTES_AT_ONCE`: a small file may hold one long text a million times."""
+    for number in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(number)
+        columns = [group.column(index) for index in range(group.num_columns)]
+        # With a dictionary, each row may be the longest value of the column, which is no longer than all that is stored of it.
+        row_bytes = sum(
+            column.total_uncompressed_size
+            if column.has_dictionary_page
+            else column.total_uncompressed_size // max(1, group.num_rows)
+            for column in columns
+        )
+        rows = min(_ROWS_AT_ONCE, max(1, _BYTES_AT_ONCE // max(1, row_bytes)))
+        yield from file.iter_batches(rows, row_groups=[number], use_threads=False)
 
 
 def arrow_rows(path: Path, meter: Meter) -> Iterator[Found]:
@@ -60,9 +78,17 @@ def _batches(path: Path, batches: Iterable[Any], meter: Meter, total: int | None
             if total is not None:
                 done_bytes = size_bytes * number // total
                 meter.tell = lambda done_bytes=done_bytes: done_bytes  # type: ignore[misc]
+            if part.nbytes > LONGEST_ROW_BYTES:
+                _refuse_long_row(path, number, part)
             for row in _rows_of(part):
                 number += 1
                 yield Found(path, "row", number, *((row, "") if isinstance(row, dict) else (None, row)))
+
+
+def _refuse_long_row(path: Path, before: int, part: Any) -> None:
+    number = next((place for place in range(part.num_rows) if part.slice(place, 1).nbytes > LONGEST_ROW_BYTES), None)
+    if number is not None:
+        raise row_too_long(Found(path, "row", before + number + 1, None))
 
 
 def _rows_of(part: Any) -> list[Row | str]:

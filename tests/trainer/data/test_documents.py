@@ -105,6 +105,21 @@ def test_a_folder_of_texts_has_a_document_for_each_file_however_long(tmp_path: P
     assert tokenizer().decode(sequences(card)[0]["input_ids"]) == f"<s>{text.rstrip(chr(10))}</s>"
 
 
+@pytest.mark.parametrize("bad_line", [0, 5])
+def test_a_document_that_breaks_off_is_not_joined_to_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad_line: int
+) -> None:
+    monkeypatch.setattr(plain_text, "_PART_BYTES", 50)
+    (tmp_path / "texts").mkdir()
+    lines = [f"{RIVER}\n".encode()] * 8
+    lines[bad_line] = b"\xff\n"
+    (tmp_path / "texts" / "a.txt").write_bytes(b"".join(lines))
+    (tmp_path / "texts" / "b.txt").write_text("the lamp")
+    card = prepared(tmp_path / "texts", tokenizer(), max_length=10_000, max_bad=1)
+    before = [f"<s>{(RIVER + chr(10)) * bad_line}".rstrip("\n") + "</s>"] if bad_line else []
+    assert [tokenizer().decode(row["input_ids"]) for row in sequences(card)] == [*before, "<s>the lamp</s>"]
+
+
 def test_a_text_that_is_longer_than_a_tokenizer_takes_is_cut_at_a_blank_and_counted_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,3 +125,11 @@ def test_sources_are_one_or_several(tmp_path: Path) -> None:
     assert sources_of(file) == (str(file),)
     assert sources_in(str(file)) == (str(file),)
     assert len(Rows([file, jsonl(tmp_path / "c.jsonl", PAIR)]).files) == 2
+
+
+def test_a_first_row_without_a_class_does_not_hide_those_of_the_others(tmp_path: Path) -> None:
+    rows = {"text": "the river", "label": None}, {"text": "the stone", "label": "rock"}
+    data = jsonl(tmp_path / "a.jsonl", *rows)
+    with pytest.raises(UsageError, match="a text and a class in each row"):
+        prepared(data, tokenizer(), task_is_given=False)
+    assert any("The column label is not read" in note for note in prepared(data, tokenizer()).notes)

@@ -118,9 +118,12 @@ class Pieces:
                 continue
             else:
                 if self._task == "causal-lm" and self._named is None:
+                    # The class of the first row may be empty.
+                    rows = (each.row for each in held if each.row is not None)
+                    labelled = next((row for row in rows if layout.unread_class(row) is not None), found.row)
                     if not self._task_is_given:
-                        layout.refuse_unread_class(found.row, self._rows.name)
-                    self.unread_class = layout.unread_class(found.row)
+                        layout.refuse_unread_class(labelled, self._rows.name)
+                    self.unread_class = layout.unread_class(labelled)
                 return self._suitable(layout, held)
         if fitting is None:
             raise self._not_understood(held, refused)
