@@ -110,10 +110,10 @@ def report(labels: list[Label], findings: list[dict[str, Any]], *, show: bool) -
     print(f"Safe fixes: {len(fixes)}")
     counts["safe fixes"] = len(fixes)
     if show:
-        for finding, label in judged:
-            if label is None or label.label != "TRUE-useful":
+        for finding, nearest in judged:
+            if nearest is None or nearest.label != "TRUE-useful":
                 place = f"{finding['repo']} {finding['path']}:{finding['line']}"
-                judgement = label.label if label else "unlabelled"
+                judgement = nearest.label if nearest else "unlabelled"
                 print(f"  {finding['severity']:6} {judgement:10} {finding['rule']:26} {place}  {finding['message']}")
         for finding in fixes:
             print(f"  fix: {finding['repo']} {finding['path']}:{finding['line']} {finding['rule']}\n{finding['patch']}")
