@@ -20,13 +20,12 @@ RULE = "config-product"
 _TRAIN = "train_batch_size"
 _MICRO = "train_micro_batch_size_per_gpu"
 _ACCUMULATION = "gradient_accumulation_steps"
-
-
+DEEPSPEED_FACTORS: Final = (_TRAIN, _MICRO, _ACCUMULATION)
 _ARGUMENTS: Final = ("per_device_train_batch_size", _ACCUMULATION)
 _FACTORS: Final[dict[Kind, tuple[str, ...]]] = {
     **dict.fromkeys(ARGUMENT_KINDS, _ARGUMENTS),
     "axolotl": ("micro_batch_size", _ACCUMULATION, "batch_size"),
-    "deepspeed": (_TRAIN, _MICRO, _ACCUMULATION),
+    "deepspeed": DEEPSPEED_FACTORS,
 }
 _TAKES_TEXT: Final = frozenset({"trl", "axolotl"})
 """Whose parsers turn the text of a number into the number."""
