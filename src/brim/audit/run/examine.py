@@ -39,7 +39,7 @@ def examine_run(path: Path, shown: str) -> RunReport:
     file = ledger_file(path) if Path(path).is_dir() else Path(path)
     assert file is not None
     run = read_run(read_ledger(file), shown)
-    found = list(promises.check(run))
+    found = list(promises.check(run, promises.observation_of(file)))
     if len(run.columns) < FEWEST_STEPS:
         return _report(run, found, None, None)
     verdict, scale = loss.verdict_of(run), batch.noise_of(run)
