@@ -219,9 +219,8 @@ def _of_folder(folder: Path) -> _Asked:
     except OSError:
         return asked
     for name in _files_of(str(folder), changed):
-        reader = _reader(Path(name).name)
-        if reader is not None:
-            asked.take(_read(Path(name), reader))
+        # The files of requirements/ have any name.
+        asked.take(_read(Path(name), _reader(Path(name).name) or _requirements))
     return asked
 
 

@@ -15,6 +15,7 @@ from tests.audit.config.parts import (
     DEEPSPEED,
     LLAMA_FACTORY,
     TRL,
+    code_of,
     examined,
     examined_files,
     mended,
@@ -68,20 +69,15 @@ def test_what_the_trainer_takes_is_left_alone(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (ARGUMENTS + "max_steps: 100\nnum_train_epochs: 3\n", "max_steps 100 goes over num_train_epochs 3"),
-        (ARGUMENTS + "eval_steps: 100\n", "eval_steps is 100, and eval_strategy is no"),
         (ARGUMENTS + "dataloader_persistent_workers: true\n", "no worker"),
-        (ARGUMENTS + "gradient_checkpointing: true\nuse_cache: true\n", "switches it off"),
         (ARGUMENTS + "auto_find_batch_size: true\n", "per_device_train_batch_size 4 shrinks"),
         (TRL + "auto_find_batch_size: true\nnum_generations: 4\n", "TRL stops"),
         (TRL + "load_in_4bit: true\nload_in_8bit: true\n", "load_in_8bit and load_in_4bit are both on"),
         (TRL + "packing: true\nattn_implementation: sdpa\n", "a mask of the whole packed length"),
         (TRL + "generation_batch_size: 8\nsteps_per_generation: 2\n", "both set"),
-        (TRL + "packing: true\ntrain_sampling_strategy: group_by_length\n", "does nothing"),
         (AXOLOTL + "warmup_steps: 10\nwarmup_ratio: 0.1\n", "axolotl takes one of them"),
         (AXOLOTL + "batch_size: 8\n", "axolotl takes one of them"),
         (AXOLOTL + "sample_packing: true\n", "no attention is chosen"),
-        (AXOLOTL + "max_steps: 5\n", "goes over num_epochs"),
         (ACCELERATE.replace("MULTI_GPU", "'NO'"), "accelerate starts one process"),
         (ACCELERATE.replace("MULTI_GPU", "NO"), "accelerate starts one process"),
         (DEEPSPEED.replace('"stage": 2', '"stage": 2, "offload_param": {"device": "cpu"}'), "nothing is offloaded"),
@@ -107,10 +103,29 @@ def test_what_cancels_is_found(text: str, said: str) -> None:
         DEEPSPEED.replace('"stage": 2', '"stage": 3, "offload_param": {"device": "cpu"}'),
         DEEPSPEED.replace('"stage": 2', '"stage": 1, "offload_optimizer": {"device": "cpu"}'),
         ARGUMENTS + "gradient_accumulation_steps: 8\n",
+        ARGUMENTS + "max_steps: 100\nnum_train_epochs: 3\n",
+        AXOLOTL + "max_steps: 5\n",
+        ARGUMENTS + "eval_steps: 100\n",
+        ARGUMENTS + "gradient_checkpointing: true\nuse_cache: true\n",
+        TRL + "packing: true\ntrain_sampling_strategy: group_by_length\n",
     ],
 )
 def test_what_goes_together_is_left_alone(text: str) -> None:
     assert examined(text) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "call"),
+    [
+        ("load_best_model_at_end: true\n", "TrainingArguments('out', eval_strategy='steps')"),
+        ("dataloader_prefetch_factor: 4\n", "TrainingArguments('out', dataloader_num_workers=4)"),
+        ("lr_scheduler_type: reduce_lr_on_plateau\n", "args.eval_strategy = 'epoch'"),
+    ],
+)
+def test_what_the_code_sets_at_run_time_is_not_concluded_from_the_file(config: str, call: str) -> None:
+    text = ARGUMENTS + config
+    assert [found.rule for found in examined(text)] == [RULE]
+    assert examined(text, code=code_of(call)) == []
 
 
 def test_the_last_of_two_equal_keys_is_in_force() -> None:
