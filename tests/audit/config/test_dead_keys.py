@@ -262,5 +262,5 @@ def test_a_rename_is_safe_only_where_every_admitted_version_has_the_new_name(tmp
 def test_keys_of_trl_are_dead_by_the_version_of_trl(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("transformers==5.20.0\ntrl==0.15.2\n")
     assert examined(TRL + "max_seq_length: 512\n") == []
-    (tmp_path / "requirements.txt").write_text("transformers==4.50.0\ntrl>=0.20\n")
+    (tmp_path / "requirements.txt").write_text("transformers==4.56.0\ntrl>=0.20\n")
     assert rules(examined(TRL + "max_seq_length: 512\n")) == [RULE]

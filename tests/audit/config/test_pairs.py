@@ -87,7 +87,7 @@ def test_of_two_precisions_the_one_in_force_is_named(line: str, in_force: str) -
     files = {"train.yaml": ARGUMENTS + line + "accelerate_config: accelerate.yaml\n", "accelerate.yaml": ACCELERATE}
     [found] = examined_files(files)
     assert found.rule == RULE
-    assert found.message.endswith(f": {in_force} is in force.")
+    assert found.message.endswith(f": {in_force} is used.")
     assert found.in_force[0].in_force == in_force
 
 

@@ -105,9 +105,11 @@ def test_arguments_of_trl_are_judged_by_its_version(tmp_path: Path, monkeypatch:
     text = "from trl import SFTConfig\nSFTConfig(max_seq_length=512)\n"
     (tmp_path / "requirements.txt").write_text("transformers==5.20.0\ntrl==0.15.2\n")
     assert found_in(text) == []
-    (tmp_path / "requirements.txt").write_text("transformers==4.50.0\ntrl==0.22.0\n")
+    (tmp_path / "requirements.txt").write_text("transformers==4.56.0\ntrl==0.22.0\n")
     [found] = found_in(text)
     assert "removed in trl 0.20: SFTConfig raises a TypeError" in found.message
+    (tmp_path / "requirements.txt").write_text("transformers==4.41.2\ntrl>=0.8\n")
+    assert found_in(text) == [], "trl 0.20 cannot be installed with this transformers"
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def _repeated(config: Config) -> Iterator[Found]:
                 "accelerate or the Trainer reads it, the last holds."
             )
             message = text.format(key=holds.last_name, first=lost.line, second=holds.line)
-            yield config.found(RULE, holds, message, severity="high")
+            yield config.found(RULE, holds, message)
         if config.kind == "deepspeed" or lost.value == holds.value:
             continue
         text = _("{key} stands twice, in lines {first} and {second}: the last holds.")
@@ -77,7 +77,7 @@ def _quantised_otherwise(config: Config) -> Iterator[Found]:
         entry = config.entries["load_in_8bit"]
         message = _("adapter is qlora, which holds its base in 4 bits, and load_in_8bit is on: axolotl stops.")
         edits = entry.rename("load_in_4bit") if config.get("load_in_4bit") is None else ()
-        yield config.found(RULE, entry, message, severity="high", edits=edits)
+        yield config.found(RULE, entry, message, edits=edits)
 
 
 def _text_for_a_number(config: Config) -> Iterator[Found]:
@@ -256,7 +256,7 @@ _CHECKS: Final[dict[Callable[[Config], Iterator[Found]], tuple[str, ...]]] = {
 
 
 def _both(config: Config, text: str, first: str, second: str) -> Found:
-    return config.found(RULE, config.entries[first], text.format(first=first, second=second, tool=config.label), severity="high")
+    return config.found(RULE, config.entries[first], text.format(first=first, second=second, tool=config.label))
 
 
 def _strategy(config: Config, name: str, default: str) -> str:

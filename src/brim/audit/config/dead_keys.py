@@ -64,7 +64,7 @@ def check(config: Config, code: CodeNames | None = None) -> Iterator[Found]:
         entry = config.get(name)
         if entry is None or entry.value is None or _is_read(config, name, code):
             continue
-        if not gone.until or pins.allows(package, f">={gone.until}"):
+        if gone.is_gone(package, pins):
             yield _gone(config, _Dead(name, entry, gone, package, pins))
     if pins.is_own(_PACKAGES[config.kind]):
         return  # the project may know keys that no release has

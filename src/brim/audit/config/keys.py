@@ -7,7 +7,10 @@ compares them with the packages that are installed where the tests run.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from brim.audit.pins import Pins
 
 
 def _words(text: str) -> frozenset[str]:
@@ -28,8 +31,16 @@ class Removed:
     """Whether the new key takes the same values."""
     changes_training: bool = True
     """Whether the run trains differently without it."""
+    needs_transformers: str = ""
+    """Of a package that builds on transformers: the oldest release that `until` can be installed with."""
     idle: tuple[object, ...] = (None,)
     """Values that change nothing: the default, and what means the same."""
+
+    def is_gone(self, package: str, pins: Pins) -> bool:
+        """Whether the project may run with a release that does not have the key."""
+        if self.needs_transformers and not pins.allows("transformers", f">={self.needs_transformers}"):
+            return False
+        return not self.until or pins.allows(package, f">={self.until}")
 
 
 ARGUMENTS: Final = _words(
@@ -107,11 +118,11 @@ REMOVED_EVERYWHERE: Final = (
 """Of these, the ones that LLaMA-Factory, which brings its own version of transformers, does not take either."""
 
 REMOVED_TRL: Final[dict[str, Removed]] = {
-    "max_seq_length": Removed(until="0.20", instead="max_length", since="0.16", same_values=True),
-    "torch_dtype": Removed(until="0.27", instead="dtype", since="0.23", same_values=True),
+    "max_seq_length": Removed(until="0.20", instead="max_length", since="0.16", same_values=True, needs_transformers="4.53"),
+    "torch_dtype": Removed(until="0.27", instead="dtype", since="0.23", same_values=True, needs_transformers="4.56"),
 }
 """Read in SFTConfig and ModelConfig at each tag: https://github.com/huggingface/trl/blob/v0.20.0/trl/trainer/sft_config.py and
-https://github.com/huggingface/trl/blob/v0.27.0/trl/trainer/model_config.py."""
+https://github.com/huggingface/trl/blob/v0.27.0/trl/trainer/model_config.py; what they need, in pyproject.toml of the same tags."""
 REMOVED_AXOLOTL: Final[dict[str, Removed]] = {
     "max_packed_sequence_len": Removed(until="0.4", instead="sequence_len", since="0.1", idle=(None, 0)),
     "s2_attention": Removed(until="0.17", idle=_OFF),

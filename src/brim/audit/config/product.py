@@ -151,7 +151,7 @@ def _axolotl(config: Config, world: int | None) -> Iterator[Found]:
     in_force = micro * (batch // micro) * (world or 1)
     if in_force == batch or batch < micro:
         return
-    text = _("batch_size is {batch}, and {micro} x {accumulation} x {world} processes = {product} is in force.")
+    text = _("batch_size is {batch}; axolotl trains with {micro} x {accumulation} x {world} processes = {product}.")
     message = text.format(batch=batch, micro=micro, accumulation=batch // micro, world=world or 1, product=in_force)
     row = InForce(setting="batch_size", set=batch, in_force=in_force)
-    yield config.found(RULE, config.entries["batch_size"], message, in_force=(row,))
+    yield config.found(RULE, config.entries["batch_size"], message, severity="high", in_force=(row,))

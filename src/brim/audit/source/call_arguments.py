@@ -94,7 +94,7 @@ class _Dead:
 
 def _dead(dead: _Dead, module: Module) -> Iterator[Found]:
     given, gone, pins = dead.given, dead.gone, dead.pins
-    if not pins.allows(dead.package, f">={gone.until}"):
+    if not gone.is_gone(dead.package, pins):
         if given.name in _OVERRULING and dead.other is not None and ast.dump(dead.other.value) != ast.dump(given.value):
             yield _overruled(given, dead.other, module)
         return
