@@ -133,6 +133,20 @@ def test_a_key_that_code_only_writes_is_still_dead(code: str) -> None:
     assert rules(examined(ARGUMENTS + "warmup_ratio: 0.1\n", code=code_of(code))) == [RULE]
 
 
+@pytest.mark.parametrize(
+    ("code", "severity"),
+    [
+        ("from transformers import HfArgumentParser\n", None),
+        ("import mine\nmine.train('a.yaml')\n", "low"),
+    ],
+)
+@pytest.mark.parametrize("line", ["evaluation_strategy: epoch", "num_train_epoch: 3"])
+def test_a_file_that_something_else_may_read_is_low(tmp_path: Path, line: str, code: str, severity: str | None) -> None:
+    (tmp_path / "requirements.txt").write_text("transformers>=5\n")
+    [found] = examined(ARGUMENTS + f"{line}\n", code=code_of(code))
+    assert found.severity == (severity or ("medium" if "epoch:" in line else None))
+
+
 def test_what_a_tool_reads_itself_is_not_read_by_the_projects_code() -> None:
     text = LLAMA_FACTORY + "evaluation_strategy: steps\n"
     assert rules(examined(text, code=code_of("print(cfg['evaluation_strategy'])\n"))) == [RULE]

@@ -100,6 +100,21 @@ def test_an_old_release_uses_the_old_batch_size_in_place_of_the_new_one(tmp_path
     assert found_in(arguments("per_gpu_train_batch_size=8, per_device_train_batch_size=8")) == []
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "try:\n    args = TrainingArguments('o', eval_strategy='epoch')\nexcept TypeError:\n    args = TrainingArguments('o', {old})\n",
+        "try:\n    args = TrainingArguments('o', {old})\nexcept TypeError:\n    args = None\n",
+        "import transformers\nif transformers.__version__ < '4.41':\n    args = TrainingArguments('o', {old})\n",
+        "import inspect\nif 'eval_strategy' not in inspect.signature(TrainingArguments).parameters:\n    args = TrainingArguments('o', {old})\n",
+    ],
+    ids=["except", "try", "version", "signature"],
+)
+def test_a_call_that_is_chosen_by_the_release_is_left_alone(text: str) -> None:
+    start = "from transformers import TrainingArguments\n"
+    assert found_in(start + text.format(old="evaluation_strategy='epoch'")) == []
+
+
 def test_arguments_of_trl_are_judged_by_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = "from trl import SFTConfig\nSFTConfig(max_seq_length=512)\n"

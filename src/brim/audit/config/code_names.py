@@ -38,6 +38,10 @@ class CodeNames:
         """Whether code gives the key to a call, as `TrainingArguments(key=4)` does."""
         return any(key in names.passed for names in self._with(key))
 
+    def mentions(self, *words: str) -> bool:
+        """Whether some file has one of these words; true where there is no code to ask."""
+        return not self.modules or any(word in module.source.text for module in self.modules for word in words)
+
     def _with(self, key: str) -> list[_Names]:
         spelt = re.compile(rf"\b(?:{re.escape(key)}|{re.escape(key.replace('_', '-'))})\b")
         return [self._of(module) for module in self.modules if spelt.search(module.source.text)]

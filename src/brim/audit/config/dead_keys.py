@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
@@ -39,6 +39,8 @@ _KNOWN: Final[dict[Kind, frozenset[str]]] = {
 _NEARLY_THE_SAME: Final = 0.95
 _READ_BY_SCRIPTS: Final[tuple[Kind, ...]] = ("transformers", "trl")
 """Recognised by their keys alone: a script of the project may read them with code of its own."""
+_READERS: Final = ("TrainingArguments", "HfArgumentParser", "TrlParser", "SFTConfig", "DPOConfig", "GRPOConfig")
+"""What a project has in its code if Transformers or TRL reads its files."""
 _STOPS: Final[tuple[Kind, ...]] = ("llama-factory", "deepspeed")
 """Tools that stop at a key that they removed: no value is used in its place, so the severity is at most medium."""
 _CLIPPING: Final = "optimizer.params.max_grad_norm"
@@ -65,14 +67,20 @@ def check(config: Config, code: CodeNames | None = None) -> Iterator[Found]:
         if entry is None or entry.value is None or _is_read(config, name, code):
             continue
         if gone.is_gone(package, pins):
-            yield _gone(config, _Dead(name, entry, gone, package, pins))
+            yield _weighed(config, _gone(config, _Dead(name, entry, gone, package, pins)), code)
     if pins.is_own(_PACKAGES[config.kind]):
         return  # the project may know keys that no release has
     for entry in config.top():
         name = entry.name.removeprefix(config.prefix)
         is_known = name in removed or name in keys.REMOVED_ARGUMENTS or name in _KNOWN[config.kind]
         if not is_known and entry.value is not None and not _is_read(config, name, code):
-            yield from _unknown(config, name, entry)
+            yield from (_weighed(config, found, code) for found in _unknown(config, name, entry))
+
+
+def _weighed(config: Config, found: Found, code: CodeNames) -> Found:
+    """Low where the tool is a guess by the keys, and the project's code does not use it: something else may read the file."""
+    is_guess = config.kind in _READ_BY_SCRIPTS and not code.mentions(*_READERS)
+    return replace(found, severity="low", confidence="low", is_safe=False) if is_guess else found
 
 
 def _is_read(config: Config, name: str, code: CodeNames) -> bool:

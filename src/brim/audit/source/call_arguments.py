@@ -43,6 +43,7 @@ _HIGH: Final = frozenset(
 )  # fmt: skip
 """Those that decide what a step is or when it is looked at."""
 _ONE_LOWER: Final[dict[Severity, Severity]] = {"high": "medium", "medium": "low", "low": "low"}
+_VERSION_TEST: Final = re.compile(r"version|signature|hasattr|__dataclass_fields__|\bfields\(", re.IGNORECASE)
 _LONG_AGO: Final = ">=4.0"
 """Arguments that are older than this are there, even if the project pins nothing."""
 
@@ -50,6 +51,8 @@ _LONG_AGO: Final = ">=4.0"
 def check_dead_argument(module: Module, project: Project) -> Iterator[Found]:
     """An argument that the project's release refuses, or that silently overrules another one."""
     for call in _training_arguments(module, project):
+        if _depends_on_version(call, module):
+            continue
         dotted = module.dotted(call.func) or ""
         every = list(_given(call, module))
         for given in every:
@@ -60,6 +63,19 @@ def check_dead_argument(module: Module, project: Project) -> Iterator[Found]:
                 other = next((each for each in every if each.name == gone.instead), None)
                 pins = Pins.of(module.source.file)
                 yield from _dead(_Dead(given, other, gone, package, pins, dotted.rpartition(".")[2]), module)
+
+
+def _depends_on_version(call: ast.Call, module: Module) -> bool:
+    """Whether the code itself chooses the call by the release: after a TypeError, or under a test of the version."""
+    node: ast.AST | None = call
+    while (node := module.parents.get(node) if node is not None else None) is not None:
+        if isinstance(node, ast.ExceptHandler):
+            return True
+        if isinstance(node, ast.Try) and any("TypeError" in ast.unparse(each.type) for each in node.handlers if each.type):
+            return True
+        if isinstance(node, ast.If) and _VERSION_TEST.search(ast.unparse(node.test)):
+            return True
+    return False
 
 
 @dataclass(frozen=True)
