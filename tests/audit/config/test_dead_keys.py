@@ -96,6 +96,12 @@ def test_what_changes_nothing_is_low(line: str) -> None:
     assert (found.rule, found.severity) == (RULE, "low")
 
 
+@pytest.mark.parametrize(("is_on", "severity"), [("false", "low"), ("true", "medium")])
+def test_a_section_of_deepspeed_that_is_switched_off_is_low(is_on: str, severity: str) -> None:
+    [found] = examined(DEEPSPEED[:-2] + f', "amp": {{"enabled": {is_on}}}}}')
+    assert (found.rule, found.severity) == (RULE, severity)
+
+
 @pytest.mark.parametrize("line", ["warmup_ratio:", "evaluation_strategy: null", "gradient_acumulation_steps: ~"])
 def test_a_key_without_a_value_sets_nothing(line: str) -> None:
     text = ARGUMENTS.replace("gradient_accumulation_steps: 8\n", "") + f"{line}\n"

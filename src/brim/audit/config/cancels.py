@@ -38,14 +38,14 @@ def _repeated(config: Config) -> Iterator[Found]:
     for lost, holds in config.repeated:
         if config.kind == "deepspeed":
             text = _(
-                "{key} stands twice, in lines {first} and {second}: DeepSpeed refuses a file with a repeated key, and stops. Where "
-                "accelerate or the Trainer reads it, the last holds."
+                "{key} is repeated in lines {first} and {second}: DeepSpeed rejects a file with a repeated key. accelerate and the Trainer "
+                "use the last one."
             )
             message = text.format(key=holds.last_name, first=lost.line, second=holds.line)
             yield config.found(RULE, holds, message)
         if config.kind == "deepspeed" or lost.value == holds.value:
             continue
-        text = _("{key} stands twice, in lines {first} and {second}: the last holds.")
+        text = _("{key} is repeated in lines {first} and {second}: the last one is used.")
         message = text.format(key=holds.last_name, first=lost.line, second=holds.line)
         row = InForce(setting=holds.last_name, set=shown(lost.value), in_force=shown(holds.value))
         yield config.found(RULE, holds, message, in_force=(row,), edits=lost.delete())
@@ -54,12 +54,12 @@ def _repeated(config: Config) -> Iterator[Found]:
 def _two_precisions(config: Config) -> Iterator[Found]:
     names = ("fp16.enabled", "bf16.enabled") if config.kind == "deepspeed" else ("fp16", "bf16")
     if config.kind in {*ARGUMENT_KINDS, "deepspeed"} and all(config.is_on(name) for name in names):
-        text = _("{first} and {second} are both on: {tool} takes at most one of them, and stops.")
+        text = _("{first} and {second} are both on: {tool} accepts at most one of them and stops.")
         yield _both(config, text, *names)
     if config.kind in ARGUMENT_KINDS and config.is_on("fp16_full_eval") and config.is_on("bf16_full_eval"):
         yield _both(
             config,
-            _("{first} and {second} are both on: {tool} takes at most one of them, and stops."),
+            _("{first} and {second} are both on: {tool} accepts at most one of them and stops."),
             "fp16_full_eval",
             "bf16_full_eval",
         )
@@ -142,14 +142,17 @@ def _workers(config: Config) -> Iterator[Found]:
     for name in ("dataloader_prefetch_factor", "dataloader_persistent_workers"):
         entry = config.get(name)
         if entry is not None and entry.value:
-            text = _("{key} is {value}, and dataloader_num_workers is 0: there is no worker to do it, and the run stops.")
+            text = _("{key} is {value} and dataloader_num_workers is 0: without workers the run stops.")
             yield config.found(RULE, entry, text.format(key=name, value=shown(entry.value)), edits=entry.delete())
 
 
 def _warmups(config: Config) -> Iterator[Found]:
     if config.kind == "axolotl" and config.value("warmup_steps") and config.value("warmup_ratio"):
         yield _both(
-            config, _("{first} and {second} are both set: {tool} takes one of them, and stops."), "warmup_ratio", "warmup_steps"
+            config,
+            _("{first} and {second} are both set: {tool} accepts only one of them and stops."),
+            "warmup_ratio",
+            "warmup_steps",
         )
 
 
@@ -157,14 +160,14 @@ def _two_batches(config: Config) -> Iterator[Found]:
     if config.kind == "axolotl" and config.value("batch_size") and config.value("gradient_accumulation_steps"):
         yield _both(
             config,
-            _("{first} and {second} are both set: {tool} takes one of them, and stops."),
+            _("{first} and {second} are both set: {tool} accepts only one of them and stops."),
             "batch_size",
             "gradient_accumulation_steps",
         )
     if config.kind == "trl" and config.value("generation_batch_size") and config.value("steps_per_generation"):
         yield _both(
             config,
-            _("{first} and {second} are both set: {tool} takes one of them, and stops."),
+            _("{first} and {second} are both set: {tool} accepts only one of them and stops."),
             "generation_batch_size",
             "steps_per_generation",
         )
@@ -180,10 +183,10 @@ def _shrinking(config: Config) -> Iterator[Found]:
     if config.value("num_generations") is not None:
         message = _("auto_find_batch_size would break the groups of num_generations: TRL stops.")
     elif engine is not None and engine.value("zero_optimization.stage") == 3:
-        message = _("auto_find_batch_size does not go with ZeRO-3: the Trainer stops.")
+        message = _("auto_find_batch_size does not work with ZeRO-3: the Trainer stops.")
     elif view.micro_batch is not None:
         text = _(
-            "auto_find_batch_size is on: where memory ends, {key} {micro} shrinks, accumulation stays, and the effective batch is another."
+            "auto_find_batch_size lowers {key} {micro} after an out-of-memory error and keeps accumulation: the effective batch is smaller."
         )
         message = text.format(key=view.micro_batch.entry.last_name, micro=view.micro_batch.value)
     else:

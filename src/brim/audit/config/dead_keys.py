@@ -133,7 +133,7 @@ def _message(config: Config, dead: _Dead) -> str:
         message = sentences(message, _("Write {instead}.").format(instead=gone.instead))
     if dead.name == "warmup_ratio":
         message = sentences(message, _("A number below 1 is a share of all steps there."))
-    if not dead.pins.knows(dead.package):
+    if not dead.pins.knows(dead.package) and not dead.pins.is_own(dead.package):
         message = sentences(
             message, _("The project pins no version of {package}: the newest is assumed.").format(package=dead.package)
         )
@@ -142,7 +142,9 @@ def _message(config: Config, dead: _Dead) -> str:
 
 def _severity(config: Config, dead: _Dead) -> Severity | None:
     """High only for a known version, or where the value that is used instead is known."""
-    if not dead.gone.changes_training or dead.entry.value in dead.gone.idle:
+    value = dead.entry.value
+    is_off = isinstance(value, dict) and value.get("enabled") is False
+    if not dead.gone.changes_training or is_off or value in dead.gone.idle:
         return "low"
     if not dead.gone.until:
         return None
