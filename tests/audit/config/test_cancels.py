@@ -168,6 +168,14 @@ def test_a_number_that_yaml_takes_for_text_is_found(number: str) -> None:
     assert examined(mend) == []
 
 
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [("rate = float(cfg['learning_rate'])\n", []), ("from transformers import HfArgumentParser\n", [RULE])],
+)
+def test_a_number_as_text_is_a_fault_of_one_parser_only(code: str, found: list[str]) -> None:
+    assert [each.rule for each in examined(ARGUMENTS.replace("2.0e-5", "2e-5"), code=code_of(code))] == found
+
+
 def test_the_argument_parser_passes_that_text_on(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed.")
     file = tmp_path / "args.yaml"

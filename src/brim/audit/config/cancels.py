@@ -30,7 +30,10 @@ _VARLEN: Final = ("flash2", "flash3", "flex", "xformers")
 def check(config: Config, code: CodeNames) -> Iterator[Found]:
     """All of it. What the code sets at run time (`TrainingArguments(eval_strategy=...)`) is not concluded from the file."""
     for one, decided_by in _CHECKS.items():
-        if not (config.kind in _READ_BY_SCRIPTS and any(code.passes(name) or code.stores(name) for name in decided_by)):
+        is_decided = config.kind in _READ_BY_SCRIPTS and any(code.passes(name) or code.stores(name) for name in decided_by)
+        # Other readers than HfArgumentParser may turn the text into a number.
+        is_converted = one is _text_for_a_number and not code.mentions("HfArgumentParser")
+        if not is_decided and not is_converted:
             yield from one(config)
 
 
@@ -250,7 +253,7 @@ _CHECKS: Final[dict[Callable[[Config], Iterator[Found]], tuple[str, ...]]] = {
     _workers: ("dataloader_num_workers", "dataloader_prefetch_factor", "dataloader_persistent_workers"),
     _warmups: (),
     _two_batches: (),
-    _shrinking: ("auto_find_batch_size",),
+    _shrinking: (),
     _packing: ("packing",),
     _one_process: (),
     _offload: (),

@@ -51,12 +51,13 @@ def examine_configs(
     found = link(known)
     choice = _choice(gpu, said)
     world = gpus or (choice.count if choice is not None and choice.count > 1 else None)
+    around = _Around(world, has_trainer, code or CodeNames())
     for config in known:
-        yield from _alone(config, found, _Around(world, has_trainer, code or CodeNames()))
+        yield from _alone(config, found, around)
         if choice is not None:
             yield from card.check(config, choice.gpu)
     for pair in found:
-        yield from pairs.check(pair)
+        yield from pairs.check(pair, around.code)
     if not predict:
         return
     if choice is not None:

@@ -20,6 +20,7 @@ from brim.records.findings import Confidence, InForce, Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from brim.audit.config.code_names import CodeNames
     from brim.audit.config.links import Pair
     from brim.audit.found import Found
 
@@ -54,10 +55,10 @@ class _Difference:
     other_key: str
 
 
-def check(pair: Pair) -> Iterator[Found]:
-    """What two configs say differently."""
+def check(pair: Pair, code: CodeNames) -> Iterator[Found]:
+    """What two configs say differently. Arguments that the code passes itself do not have their defaults."""
     if pair.one.kind in TRAINER_KINDS and pair.other.kind == "deepspeed":
-        yield from _trainer_and_deepspeed(pair)
+        yield from _trainer_and_deepspeed(pair, code)
     if pair.one.kind in TRAINER_KINDS and pair.other.kind == "accelerate":
         yield from _trainer_and_accelerate(pair)
 
@@ -78,13 +79,13 @@ def check_accelerate(config: Config) -> Iterator[Found]:
         yield config.found(RULE, repeated[0], text.format(keys=keys, file=file.value), edits=edits)
 
 
-def _trainer_and_deepspeed(pair: Pair) -> Iterator[Found]:
+def _trainer_and_deepspeed(pair: Pair, code: CodeNames) -> Iterator[Found]:
     for key, names in _MATCHED.items():
         other = pair.other.get(key)
         if other is None or not _is_number(other.value):
             continue
         difference = _differs(pair.one, names, other, key)
-        if difference is not None:
+        if difference is not None and (difference.mine is not None or not code.passes(difference.my_key)):
             yield _stops(pair, difference)
     yield from _precision(pair)
 
