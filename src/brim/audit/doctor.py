@@ -275,6 +275,7 @@ def _look_at_source(
         text = _("There is nothing to audit in {targets}.")
         raise UsageError(text.format(targets=", ".join(repr(str(each)) for each in targets)), hint=_kinds())
     if project.configs:
+        from brim.audit.config.code_names import CodeNames
         from brim.audit.config.examine import examine_configs, passed_over
 
         notes += passed_over(each for each in project.configs if Path(each.file).resolve() in named)
@@ -286,6 +287,7 @@ def _look_at_source(
             seq_len=question.seq_len,
             predict=question.predict,
             has_trainer=_has_trainer(project),
+            code=CodeNames(project.modules),
             notes=notes,
             tell=tell,
         )

@@ -21,6 +21,7 @@ from brim.audit.observing.telling import observation
 from brim.errors import BrimError, UsageError
 from brim.locale import _
 from brim.machine.foreground import run_foreground
+from brim.records.observations import OBSERVATION_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from brim.records.observations import Observation
 
 EVENTS = "events"
-OBSERVATION = "observation.json"
 _OBSERVER = Path(__file__).parent / "observer" / "path"
 """The folder that Python searches first, for its `sitecustomize`."""
 
@@ -65,7 +65,7 @@ def observe(
     )
     if source and main is not None:
         found = _with_source(found, main)
-    return _written(_printable(found), folder / OBSERVATION)
+    return _written(_printable(found), folder / OBSERVATION_FILE)
 
 
 def surroundings(events: Path, environment: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -171,7 +171,7 @@ def _made(folder: Path) -> Path:
         (folder / EVENTS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(_("Cannot write {path}: {why}.").format(path=folder, why=error.strerror or error)) from error
-    if (folder / OBSERVATION).exists() or any(folder.glob("ledger*.jsonl")) or any((folder / EVENTS).iterdir()):
+    if (folder / OBSERVATION_FILE).exists() or any(folder.glob("ledger*.jsonl")) or any((folder / EVENTS).iterdir()):
         raise UsageError(
             _("{path} holds another run.").format(path=folder), hint=_("Take another output folder, or leave -o out.")
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,8 @@ from brim.workload.words import Phase
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+OBSERVATION_FILE: Final = "observation.json"
+"""Its name in the folder of the run, beside the ledger."""
 Reach = Literal["steps", "no-steps", "no-optimizer", "no-torch", "not-reached"]
 """How far the observer came: it saw optimizer steps; an optimizer but no step; torch but no optimizer; Python but no torch; nothing."""
 

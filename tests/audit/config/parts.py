@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from brim.audit.config.code_names import CodeNames
 from brim.audit.config.examine import examine_configs
 from brim.audit.config.kinds import Config, recognise
 from brim.audit.found import Found
+from brim.audit.source.files import parse
 from brim.audit.source.module import Source
 
 ARGUMENTS = """\
@@ -57,6 +59,11 @@ def examined(*texts: str, **asked: Any) -> list[Found]:
 def examined_files(files: dict[str, str], **asked: Any) -> list[Found]:
     """What is found in these files; nothing is predicted unless that is asked for."""
     return list(examine_configs([Source(name, text) for name, text in files.items()], **{"predict": False, **asked}))
+
+
+def code_of(*texts: str) -> CodeNames:
+    """Python files of the project."""
+    return CodeNames([parse(Source(f"{number}.py", text), f"module{number}") for number, text in enumerate(texts)])
 
 
 def rules(found: list[Found]) -> list[str]:

@@ -15,6 +15,7 @@ from tests.audit.config.parts import (
     DEEPSPEED,
     LLAMA_FACTORY,
     TRL,
+    code_of,
     examined,
     examined_files,
     mended,
@@ -68,25 +69,20 @@ def test_what_the_trainer_takes_is_left_alone(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (ARGUMENTS + "max_steps: 100\nnum_train_epochs: 3\n", "max_steps 100 goes over num_train_epochs 3"),
-        (ARGUMENTS + "eval_steps: 100\n", "eval_steps is 100, and eval_strategy is no"),
-        (ARGUMENTS + "dataloader_persistent_workers: true\n", "no worker"),
-        (ARGUMENTS + "gradient_checkpointing: true\nuse_cache: true\n", "switches it off"),
-        (ARGUMENTS + "auto_find_batch_size: true\n", "per_device_train_batch_size 4 shrinks"),
+        (ARGUMENTS + "dataloader_persistent_workers: true\n", "without workers"),
+        (ARGUMENTS + "auto_find_batch_size: true\n", "lowers per_device_train_batch_size 4"),
         (TRL + "auto_find_batch_size: true\nnum_generations: 4\n", "TRL stops"),
         (TRL + "load_in_4bit: true\nload_in_8bit: true\n", "load_in_8bit and load_in_4bit are both on"),
         (TRL + "packing: true\nattn_implementation: sdpa\n", "a mask of the whole packed length"),
         (TRL + "generation_batch_size: 8\nsteps_per_generation: 2\n", "both set"),
-        (TRL + "packing: true\ntrain_sampling_strategy: group_by_length\n", "does nothing"),
-        (AXOLOTL + "warmup_steps: 10\nwarmup_ratio: 0.1\n", "axolotl takes one of them"),
-        (AXOLOTL + "batch_size: 8\n", "axolotl takes one of them"),
+        (AXOLOTL + "warmup_steps: 10\nwarmup_ratio: 0.1\n", "axolotl accepts only one of them"),
+        (AXOLOTL + "batch_size: 8\n", "axolotl accepts only one of them"),
         (AXOLOTL + "sample_packing: true\n", "no attention is chosen"),
-        (AXOLOTL + "max_steps: 5\n", "goes over num_epochs"),
         (ACCELERATE.replace("MULTI_GPU", "'NO'"), "accelerate starts one process"),
         (ACCELERATE.replace("MULTI_GPU", "NO"), "accelerate starts one process"),
         (DEEPSPEED.replace('"stage": 2', '"stage": 2, "offload_param": {"device": "cpu"}'), "nothing is offloaded"),
         (DEEPSPEED[:-2] + ', "fp16": {"enabled": true}, "bf16": {"enabled": true}}', "both on"),
-        (ARGUMENTS + "gradient_accumulation_steps: 1\n", "stands twice, in lines 3 and 5"),
+        (ARGUMENTS + "gradient_accumulation_steps: 1\n", "repeated in lines 3 and 5"),
     ],
 )  # fmt: skip
 def test_what_cancels_is_found(text: str, said: str) -> None:
@@ -107,10 +103,29 @@ def test_what_cancels_is_found(text: str, said: str) -> None:
         DEEPSPEED.replace('"stage": 2', '"stage": 3, "offload_param": {"device": "cpu"}'),
         DEEPSPEED.replace('"stage": 2', '"stage": 1, "offload_optimizer": {"device": "cpu"}'),
         ARGUMENTS + "gradient_accumulation_steps: 8\n",
+        ARGUMENTS + "max_steps: 100\nnum_train_epochs: 3\n",
+        AXOLOTL + "max_steps: 5\n",
+        ARGUMENTS + "eval_steps: 100\n",
+        ARGUMENTS + "gradient_checkpointing: true\nuse_cache: true\n",
+        TRL + "packing: true\ntrain_sampling_strategy: group_by_length\n",
     ],
 )
 def test_what_goes_together_is_left_alone(text: str) -> None:
     assert examined(text) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "call"),
+    [
+        ("load_best_model_at_end: true\n", "TrainingArguments('out', eval_strategy='steps')"),
+        ("dataloader_prefetch_factor: 4\n", "TrainingArguments('out', dataloader_num_workers=4)"),
+        ("lr_scheduler_type: reduce_lr_on_plateau\n", "args.eval_strategy = 'epoch'"),
+    ],
+)
+def test_what_the_code_sets_at_run_time_is_not_concluded_from_the_file(config: str, call: str) -> None:
+    text = ARGUMENTS + config
+    assert [found.rule for found in examined(text)] == [RULE]
+    assert examined(text, code=code_of(call)) == []
 
 
 def test_the_last_of_two_equal_keys_is_in_force() -> None:
@@ -126,7 +141,7 @@ def test_a_batch_that_shrinks_does_not_go_with_zero_3() -> None:
         "train.yaml": ARGUMENTS + "auto_find_batch_size: true\ndeepspeed: ds.json\n",
         "ds.json": DEEPSPEED.replace('"stage": 2', '"stage": 3'),
     }
-    assert any("does not go with ZeRO-3" in each.message for each in examined_files(files))
+    assert any("does not work with ZeRO-3" in each.message for each in examined_files(files))
 
 
 def test_a_base_is_not_quantised_twice_by_trl_either() -> None:
@@ -138,8 +153,8 @@ def test_a_base_is_not_quantised_twice_by_trl_either() -> None:
 def test_a_key_that_stands_twice_stops_deepspeed() -> None:
     text = DEEPSPEED.replace("{\n", '{\n  "gradient_accumulation_steps": 8,\n', 1)
     [found] = examined(text)
-    assert (found.rule, found.severity, found.line) == (RULE, "high", 4)
-    assert "DeepSpeed refuses a file with a repeated key" in found.message
+    assert (found.rule, found.severity, found.line) == (RULE, None, 4)
+    assert "DeepSpeed rejects a file with a repeated key" in found.message
 
 
 @pytest.mark.parametrize("number", ["1e-4", "2E-5", "1.0e4", "5.5e3"])
@@ -151,6 +166,14 @@ def test_a_number_that_yaml_takes_for_text_is_found(number: str) -> None:
     assert yaml.safe_load(text)["learning_rate"] == number
     assert yaml.safe_load(mend)["learning_rate"] == float(number)
     assert examined(mend) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [("rate = float(cfg['learning_rate'])\n", []), ("from transformers import HfArgumentParser\n", [RULE])],
+)
+def test_a_number_as_text_is_a_fault_of_one_parser_only(code: str, found: list[str]) -> None:
+    assert [each.rule for each in examined(ARGUMENTS.replace("2.0e-5", "2e-5"), code=code_of(code))] == found
 
 
 def test_the_argument_parser_passes_that_text_on(tmp_path: Path) -> None:
@@ -173,6 +196,6 @@ def test_numbers_in_json_and_those_that_other_tools_turn_into_numbers_are_left_a
 def test_qlora_does_not_go_with_eight_bits() -> None:
     text = AXOLOTL + "adapter: qlora\nload_in_8bit: true\n"
     [found] = examined(text)
-    assert (found.rule, found.severity) == (RULE, "high")
+    assert (found.rule, found.severity) == (RULE, None)
     assert examined(mended(text, found)) == []
     assert examined(AXOLOTL + "adapter: lora\nload_in_8bit: true\n") == []

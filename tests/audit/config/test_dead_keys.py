@@ -17,13 +17,19 @@ from tests.audit.config.parts import (
     DEEPSPEED,
     LLAMA_FACTORY,
     TRL,
+    code_of,
     examined,
-    examined_files,
     mended,
     rules,
 )
 
 RULE = "config-dead-key"
+
+
+@pytest.fixture(autouse=True)
+def _nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder where no project asks for a version."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -72,32 +78,110 @@ def test_a_key_of_accelerate_that_it_does_not_know_is_refused_by_it() -> None:
     assert "refuses to start" in found.message
 
 
-def test_deepspeed_does_not_clip_by_its_optimizer() -> None:
-    text = DEEPSPEED[:-2] + ', "optimizer": {"type": "Adam", "params": {"lr": 1e-4, "max_grad_norm": 1.0}}}'
+@pytest.mark.parametrize(("clipping", "in_force"), [("", 0.0), (', "gradient_clipping": 0.5', 0.5)])
+def test_deepspeed_does_not_clip_by_its_optimizer(clipping: str, in_force: float) -> None:
+    text = DEEPSPEED[:-2] + clipping + ', "optimizer": {"type": "Adam", "params": {"lr": 1e-4, "max_grad_norm": 1.0}}}'
     [found] = examined(text)
     assert (found.rule, found.severity) == (RULE, None)
-    assert "gradient_clipping" in found.message
+    assert f"gradient_clipping, which is {in_force}" in found.message
+    assert [(row.set, row.in_force) for row in found.in_force] == [(1.0, in_force)]
 
 
-def test_what_does_not_change_the_training_counts_less() -> None:
-    [found] = examined(ARGUMENTS + "overwrite_output_dir: true\n")
-    assert found.severity == "medium"
+@pytest.mark.parametrize(
+    "line",
+    ["overwrite_output_dir: true", "logging_dir: logs", "group_by_length: false", "evaluation_strategy: no", "warmup_ratio: 0"],
+)
+def test_what_changes_nothing_is_low(line: str) -> None:
+    [found] = examined(ARGUMENTS + f"{line}\n")
+    assert (found.rule, found.severity) == (RULE, "low")
+
+
+@pytest.mark.parametrize(("is_on", "severity"), [("false", "low"), ("true", "medium")])
+def test_a_section_of_deepspeed_that_is_switched_off_is_low(is_on: str, severity: str) -> None:
+    [found] = examined(DEEPSPEED[:-2] + f', "amp": {{"enabled": {is_on}}}}}')
+    assert (found.rule, found.severity) == (RULE, severity)
+
+
+@pytest.mark.parametrize("line", ["warmup_ratio:", "evaluation_strategy: null", "gradient_acumulation_steps: ~"])
+def test_a_key_without_a_value_sets_nothing(line: str) -> None:
+    text = ARGUMENTS.replace("gradient_accumulation_steps: 8\n", "") + f"{line}\n"
+    assert examined(text) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def train(cfg):\n    return cfg['train']['warmup_ratio']\n",
+        "def train(cfg):\n    return cfg.get('warmup_ratio', 0.1)\n",
+        "def train(cfg):\n    return cfg.sft.warmup_ratio\n",
+        "def train(cfg):\n    return read(cfg, 'warmup_ratio')\n",
+        "from dataclasses import dataclass\n@dataclass\nclass Mine:\n    warmup_ratio: float = 0.1\n",
+        "def flags(parser):\n    parser.add_argument('--warmup-ratio', type=float)\n",
+    ],
+    ids=["subscript", "get", "attribute", "helper", "dataclass", "flag"],
+)
+@pytest.mark.parametrize("text", [ARGUMENTS, TRL], ids=["transformers", "trl"])
+def test_a_key_that_the_projects_code_reads_is_not_dead(text: str, code: str) -> None:
+    text += "warmup_ratio: 0.1\n"
+    assert rules(examined(text)) == [RULE]
+    assert examined(text, code=code_of(code)) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "args = TrainingArguments('out', warmup_ratio=0.1)\n",
+        "warmup_ratio = 0.1\n",
+        "# warmup_ratio is read from the file\n",
+    ],
+)
+def test_a_key_that_code_only_writes_is_still_dead(code: str) -> None:
+    assert rules(examined(ARGUMENTS + "warmup_ratio: 0.1\n", code=code_of(code))) == [RULE]
+
+
+@pytest.mark.parametrize(
+    ("code", "severity"),
+    [
+        ("from transformers import HfArgumentParser\n", None),
+        ("import mine\nmine.train('a.yaml')\n", "low"),
+    ],
+)
+@pytest.mark.parametrize("line", ["evaluation_strategy: epoch", "num_train_epoch: 3"])
+def test_a_file_that_something_else_may_read_is_low(tmp_path: Path, line: str, code: str, severity: str | None) -> None:
+    (tmp_path / "requirements.txt").write_text("transformers>=5\n")
+    [found] = examined(ARGUMENTS + f"{line}\n", code=code_of(code))
+    assert found.severity == (severity or ("medium" if "epoch:" in line else None))
+
+
+def test_what_a_tool_reads_itself_is_not_read_by_the_projects_code() -> None:
+    text = LLAMA_FACTORY + "evaluation_strategy: steps\n"
+    assert rules(examined(text, code=code_of("print(cfg['evaluation_strategy'])\n"))) == [RULE]
+
+
+def test_a_file_of_deepspeed_that_the_code_edits_is_not_judged_as_it_lies_there() -> None:
+    text = DEEPSPEED[:-2] + ', "train_batch_size": 100}'
+    assert rules(examined(text)) == ["config-product"]
+    assert examined(text, code=code_of("config['train_batch_size'] = micro * accumulation * world\n")) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "found"),
+    [
+        ("0.4.1", [("max_packed_sequence_len", None)]),
+        ("0.18.0", [("max_packed_sequence_len", None), ("s2_attention", None)]),
+        ("0.3.0", []),
+    ],
+)
+def test_a_framework_reads_what_its_own_version_reads(tmp_path: Path, version: str, found: list[tuple[str, str | None]]) -> None:
+    (tmp_path / "setup.py").write_text(f"from setuptools import setup\nsetup(name='axolotl', version='{version}')\n")
+    seen = examined(AXOLOTL + "max_packed_sequence_len: 2048\ns2_attention: true\nmicro_batchsize: 4\n")
+    assert [(each.message.partition(" ")[0], each.severity) for each in seen] == found
 
 
 def test_a_key_is_renamed_only_where_its_new_name_is_free() -> None:
     [found] = examined(ARGUMENTS + "evaluation_strategy: epoch\neval_strategy: steps\n")
     assert found.edits == ()
     assert not found.is_safe
-
-
-@pytest.mark.parametrize("major", [4, None])
-def test_under_an_older_transformers_its_keys_are_alive(
-    major: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)  # where no project asks for a version
-    monkeypatch.setattr(dead_keys, "_major", lambda _package: major)
-    found = examined(ARGUMENTS + "warmup_ratio: 0.1\n")
-    assert [(each.rule, each.confidence) for each in found] == ([] if major == 4 else [(RULE, "medium")])
 
 
 def fields(*classes: Any) -> set[str]:
@@ -156,7 +240,8 @@ def test_a_near_miss_beside_the_key_itself_is_read_by_nobody() -> None:
     text = AXOLOTL + "micro_batchsize: 8\n"
     [found] = examined(text)
     assert (found.rule, found.confidence) == (RULE, "medium")
-    assert "micro_batch_size is what is in force" in found.message
+    assert "micro_batch_size is used" in found.message
+    assert [(row.set, row.in_force) for row in found.in_force] == [(8, 2)]
     assert mended(text, found) == AXOLOTL
 
 
@@ -164,24 +249,38 @@ def test_a_near_miss_beside_the_key_itself_is_read_by_nobody() -> None:
     ("name", "pin", "severity"),
     [
         ("requirements.txt", "torch\ntransformers\n", "medium"),
-        ("requirements.txt", "transformers>=4.40\n", "medium"),
-        ("requirements.txt", "transformers>=5.0\n", None),
-        ("requirements.txt", "transformers[torch]==5.2.1\n", None),
+        ("requirements.txt", "transformers>=4.40\n", None),
+        ("requirements.txt", "transformers[torch]==5.16.1\n", None),
         ("pyproject.toml", '[project]\ndependencies = [\n  "transformers>=5",\n]\n', None),
-        ("requirements.txt", "transformers==4.51.3\n", "silent"),
+        ("requirements.txt", "transformers==5.7.0\n", "silent"),
         ("requirements.txt", "transformers>=4.40,<5\n", "silent"),
         ("pyproject.toml", '[project]\ndependencies = ["torch", "transformers~=4.50"]\n', "silent"),
     ],
-    ids=["open", "old-bound", "new-bound", "new-pin", "pyproject", "old-pin", "below", "pyproject-old"],
+    ids=["open", "old-bound", "new-pin", "pyproject", "5.7", "below", "pyproject-old"],
 )
-def test_what_is_gone_since_transformers_5_weighs_as_the_project_asks_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, pin: str, severity: str | None
+@pytest.mark.parametrize("kind", ["transformers", "trl"])
+def test_a_key_is_dead_by_the_version_that_the_project_pins(
+    tmp_path: Path, kind: str, name: str, pin: str, severity: str | None
 ) -> None:
-    monkeypatch.setattr(dead_keys, "_major", lambda _package: 5)
     (tmp_path / name).write_text(pin)
-    found = examined_files({str(tmp_path / "args.yaml"): ARGUMENTS + "warmup_ratio: 0.03\n"})
-    if severity == "silent":
-        assert found == []
-        return
-    assert [each.severity for each in found] == [severity]
-    assert "gone since transformers 5" in found[0].message
+    found = examined({"transformers": ARGUMENTS, "trl": TRL}[kind] + "warmup_ratio: 0.03\n")
+    assert [each.severity for each in found] == ([] if severity == "silent" else [severity])
+    assert all("removed in transformers 5.15" in each.message for each in found)
+
+
+@pytest.mark.parametrize(
+    ("pin", "is_safe"),
+    [("transformers==5.2.0", True), ("transformers>=4.51", True), ("transformers>=4.30", False), ("transformers", False)],
+)
+def test_a_rename_is_safe_only_where_every_admitted_version_has_the_new_name(tmp_path: Path, pin: str, is_safe: bool) -> None:
+    (tmp_path / "requirements.txt").write_text(f"{pin}\n")
+    [found] = examined(ARGUMENTS + "evaluation_strategy: epoch\n")
+    assert found.edits
+    assert found.is_safe == is_safe
+
+
+def test_keys_of_trl_are_dead_by_the_version_of_trl(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("transformers==5.20.0\ntrl==0.15.2\n")
+    assert examined(TRL + "max_seq_length: 512\n") == []
+    (tmp_path / "requirements.txt").write_text("transformers==4.56.0\ntrl>=0.20\n")
+    assert rules(examined(TRL + "max_seq_length: 512\n")) == [RULE]

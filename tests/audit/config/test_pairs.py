@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.audit.config.parts import ACCELERATE, ARGUMENTS, DEEPSPEED, TRL, examined_files, mended, rules
+from tests.audit.config.parts import ACCELERATE, ARGUMENTS, DEEPSPEED, TRL, code_of, examined_files, mended, rules
 
 RULE = "config-pair-disagrees"
 
@@ -87,7 +87,7 @@ def test_of_two_precisions_the_one_in_force_is_named(line: str, in_force: str) -
     files = {"train.yaml": ARGUMENTS + line + "accelerate_config: accelerate.yaml\n", "accelerate.yaml": ACCELERATE}
     [found] = examined_files(files)
     assert found.rule == RULE
-    assert found.message.endswith(f": {in_force} is in force.")
+    assert found.message.endswith(f": {in_force} is used.")
     assert found.in_force[0].in_force == in_force
 
 
@@ -144,3 +144,13 @@ def test_accelerates_own_accumulation_is_compared_with_the_trainers() -> None:
     files = {"train.yaml": ARGUMENTS + "fp16: true\naccelerate_config: a.yaml\n", "a.yaml": launcher}
     assert rules(examined_files(files)) == [RULE]
     assert examined_files({**files, "a.yaml": launcher.replace("steps: 1", "steps: 8")}) == []
+
+
+def test_a_default_that_the_code_replaces_is_not_compared() -> None:
+    files = {
+        "train.yaml": ARGUMENTS.replace("per_device_train_batch_size: 4\n", "optim: adamw_torch\n") + "deepspeed: ds.json\n",
+        "ds.json": DEEPSPEED,
+    }
+    assert RULE in [found.rule for found in examined_files(files)]
+    code = code_of("args = TrainingArguments('out', per_device_train_batch_size=micro)\n")
+    assert RULE not in [found.rule for found in examined_files(files, code=code)]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from brim import check_ledger, read_ledger
+from brim import check_ledger, doctor, read_ledger
 from brim.audit.observe import observe, surroundings
 from brim.errors import UsageError
 from brim.records.observations import Observation
@@ -85,6 +85,9 @@ def test_a_plain_loop_that_clamps_its_batch(
     assert ledger.summary.finished
     assert ledger.summary.compute_seconds + ledger.summary.wait_seconds <= ledger.summary.seconds <= found.seconds
     assert Observation.read(tmp_path / "run" / "observation.json") == found
+    [broken] = doctor(tmp_path / "run").findings
+    assert (broken.rule, broken.severity) == ("run-promise-broken", "high")
+    assert "used 32 sequences per optimizer step; 64 were configured (--batch-size 64)" in broken.message
     alone(monkeypatch, "plain.py", "--batch-size", "64", "--weights", str(tmp_path / "alone"))
     assert same_weights(tmp_path / "watched", tmp_path / "alone")
 

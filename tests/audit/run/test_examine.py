@@ -10,6 +10,8 @@ import pytest
 
 from brim.audit.run.examine import examine_run
 from brim.errors import RecordError
+from brim.records.findings import Finding
+from brim.records.observations import OBSERVATION_FILE, BatchInForce, Configured, Observation
 from brim.step.ledger import LedgerWriter
 from tests.audit.run.ledgers import BATCH, HEADER, STEPS, examined, observed, rules, step_of, write
 
@@ -33,6 +35,60 @@ def test_a_watched_run_that_is_healthy_gets_silence_too(tmp_path: Path) -> None:
     report = observed(tmp_path)
     assert not report.found
     assert report.notes == ["ledger.jsonl: The run was only watched: how many sequences each step took is known, and not which."]
+
+
+def observation(folder: Path, used: int, *, ledger: str = "ledger.jsonl", blamed: tuple[Finding, ...] = ()) -> None:
+    """What `brim observe` writes beside its ledger: 128 were configured."""
+    batch = BatchInForce(
+        micro_batch=4,
+        accumulation=used // 4,
+        ranks=1,
+        sequences=used,
+        least_sequences=used,
+        most_sequences=used,
+        usual_steps=STEPS,
+    )
+    asked = Configured(effective_batch=128, source="batch_size, accumulation_steps", where="train.py:7")
+    Observation(
+        command=("python", "train.py"), started_at="2026-11-20T09:30:00+00:00", seconds=9.0, exit_code=0, reach="steps", versions={},
+        configured=asked, in_force=batch, steps=STEPS, settings={}, blamed=blamed, ledger=f"elsewhere/{ledger}",
+    ).write(folder / OBSERVATION_FILE)  # fmt: skip
+
+
+BLAMED = Finding(
+    rule="batch-clamped", file="train.py", line=31, end_line=31, severity="high", confidence="high", message="At most 4 are used."
+)
+
+
+@pytest.mark.parametrize("promised", [None, 128], ids=["not in the ledger", "in the ledger"])
+def test_the_batch_that_was_observed_is_compared_with_the_configured_one(tmp_path: Path, promised: int | None) -> None:
+    observation(tmp_path, 4, blamed=(BLAMED,))
+    steps = {"promised_sequences": promised, "sequences": 4, "slices": ()}
+    [found] = observed(tmp_path, lambda _step: steps, steps=30, effective_batch=promised).found
+    assert (found.rule, found.severity, found.confidence) == ("run-promise-broken", "high", "high")
+    assert (
+        "used 4 sequences per optimizer step; 128 were configured (batch_size, accumulation_steps, train.py:7)" in found.message
+    )
+    assert "train.py:31: At most 4 are used." in found.message
+    assert [(row.setting, row.set, row.in_force) for row in found.in_force] == [("effective_batch", 128, 4)]
+
+
+def test_the_factors_of_an_observed_batch_are_named(tmp_path: Path) -> None:
+    observation(tmp_path, 32)
+    [found] = observed(tmp_path, lambda _step: {"promised_sequences": None}, effective_batch=None).found
+    assert "Each step was 4 (micro-batch) x 8 (accumulation) x 1 (ranks)." in found.message
+
+
+@pytest.mark.parametrize("case", ["as configured", "of another ledger", "broken"])
+def test_an_observation_that_says_nothing_else_is_silent(tmp_path: Path, case: str) -> None:
+    observation(
+        tmp_path,
+        128 if case == "as configured" else 4,
+        ledger="ledger-2.jsonl" if case == "of another ledger" else "ledger.jsonl",
+    )
+    if case == "broken":
+        (tmp_path / OBSERVATION_FILE).write_text("{")
+    assert not observed(tmp_path, lambda _step: {"promised_sequences": None}, effective_batch=None).found
 
 
 def test_the_folder_of_a_run_serves_as_its_ledger(tmp_path: Path) -> None:

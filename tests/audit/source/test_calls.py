@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 import pytest
 
@@ -42,13 +43,100 @@ def arguments(extra: str) -> str:
         ("warmup_ratio=0.1", "high"),
         ("group_by_length=True", "high"),
         ("no_cuda=True", "medium"),
-        ("overwrite_output_dir=True", "medium"),
-        ("half_precision_backend='amp'", "medium"),
+        ("half_precision_backend='cpu_amp'", "medium"),
+        ("overwrite_output_dir=True", "low"),
+        ("logging_dir='logs'", "low"),
+        ("group_by_length=False", "low"),
+        ("evaluation_strategy='no'", "low"),
     ],
 )
-def test_arguments_that_are_gone_are_found(given: str, severity: str) -> None:
+def test_arguments_that_are_gone_are_found(given: str, severity: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "requirements.txt").write_text("transformers>=4.40\n")
     found = found_in(arguments(given))
     assert [(each.rule, each.severity) for each in found] == [("dead-argument", severity)]
+    (tmp_path / "requirements.txt").write_text("transformers\n")
+    [unpinned] = found_in(arguments(given))
+    assert unpinned.severity == {"high": "medium"}.get(severity, "low")
+    assert "pins no version of transformers" in unpinned.message
+    assert not unpinned.is_safe or "per_gpu" in given, "what an old release may not have is not written into code"
+
+
+@pytest.mark.parametrize(
+    ("given", "pin"),
+    [
+        ("evaluation_strategy='epoch'", "==4.36.2"),
+        ("evaluation_strategy='epoch'", ">=4.30,<4.51"),
+        ("warmup_ratio=0.1", "==5.7.0"),
+        ("logging_dir='logs'", "<5.15"),
+        ("group_by_length=True", "~=4.50"),
+        ("per_gpu_train_batch_size=4", "==4.50.0"),
+    ],
+)
+def test_arguments_that_the_pinned_release_takes_are_left_alone(
+    given: str, pin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "requirements.txt").write_text(f"transformers{pin}\n")
+    assert found_in(arguments(given)) == []
+
+
+@pytest.mark.parametrize(("pin", "is_safe"), [("==4.55.0", True), (">=4.41", True), (">=4.30", False)])
+def test_a_name_that_the_pinned_release_may_not_have_is_no_safe_fix(
+    pin: str, is_safe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "requirements.txt").write_text(f"transformers{pin}\n")
+    [found] = found_in(arguments("evaluation_strategy='epoch'"))
+    assert found.is_safe == is_safe
+
+
+def test_an_old_release_uses_the_old_batch_size_in_place_of_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "requirements.txt").write_text("transformers==4.36.2\n")
+    [found] = found_in(arguments("per_gpu_train_batch_size=2, per_device_train_batch_size=16"))
+    assert (found.rule, found.severity, found.is_safe) == ("dead-argument", "high", False)
+    assert [(row.setting, row.set, row.in_force) for row in found.in_force] == [("per_device_train_batch_size", "16", "2")]
+    assert found_in(arguments("per_gpu_train_batch_size=8, per_device_train_batch_size=8")) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "try:\n    args = TrainingArguments('o', eval_strategy='epoch')\nexcept TypeError:\n    args = TrainingArguments('o', {old})\n",
+        "try:\n    args = TrainingArguments('o', {old})\nexcept TypeError:\n    args = None\n",
+        "import transformers\nif transformers.__version__ < '4.41':\n    args = TrainingArguments('o', {old})\n",
+        "import inspect\nif 'eval_strategy' not in inspect.signature(TrainingArguments).parameters:\n    args = TrainingArguments('o', {old})\n",
+    ],
+    ids=["except", "try", "version", "signature"],
+)
+def test_a_call_that_is_chosen_by_the_release_is_left_alone(text: str) -> None:
+    start = "from transformers import TrainingArguments\n"
+    assert found_in(start + text.format(old="evaluation_strategy='epoch'")) == []
+
+
+def test_arguments_of_trl_are_judged_by_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "from trl import SFTConfig\nSFTConfig(max_seq_length=512)\n"
+    (tmp_path / "requirements.txt").write_text("transformers==5.20.0\ntrl==0.15.2\n")
+    assert found_in(text) == []
+    (tmp_path / "requirements.txt").write_text("transformers==4.56.0\ntrl==0.22.0\n")
+    [found] = found_in(text)
+    assert "removed in trl 0.20: SFTConfig raises a TypeError" in found.message
+    (tmp_path / "requirements.txt").write_text("transformers==4.41.2\ntrl>=0.8\n")
+    assert found_in(text) == [], "trl 0.20 cannot be installed with this transformers"
+
+
+@pytest.mark.parametrize(
+    ("pin", "share"), [("==0.25.0", "half of"), (">=1.9", "90 percent of"), ("", "90 percent (half before accelerate 1.9) of")]
+)
+def test_how_far_the_batch_shrinks_is_of_the_pinned_accelerate(
+    pin: str, share: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "requirements.txt").write_text(f"accelerate{pin}\n")
+    [found] = found_in(arguments("auto_find_batch_size=True"))
+    assert f"retries with {share} the batch" in found.message
 
 
 def test_every_argument_that_is_called_dead_is_refused_by_the_installed_release() -> None:
@@ -56,13 +144,14 @@ def test_every_argument_that_is_called_dead_is_refused_by_the_installed_release(
 
     from transformers import TrainingArguments
 
+    from brim.audit.config.keys import REMOVED_ARGUMENTS
     from brim.audit.source import call_arguments
 
     known = {each.name for each in dataclasses.fields(TrainingArguments)}
-    assert not known & (set(call_arguments._BATCH) | set(call_arguments._RENAMED) | call_arguments._GONE)
-    assert {
-        name.partition("=")[0].partition(" ")[0] for name in (*call_arguments._BATCH.values(), *call_arguments._RENAMED.values())
-    } <= known
+    assert not known & set(REMOVED_ARGUMENTS)
+    assert {each.instead for each in REMOVED_ARGUMENTS.values() if each.instead} <= known
+    assert {name.partition("=")[0].partition(" ")[0] for name in call_arguments._SPELT.values()} <= known
+    assert set(REMOVED_ARGUMENTS) >= call_arguments._HIGH | call_arguments._OVERRULING | set(call_arguments._SPELT)
 
 
 @pytest.mark.parametrize(

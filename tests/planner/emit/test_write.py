@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from brim import UnknownNameError, UnsupportedError
+from brim import UnknownNameError, UnsupportedError, doctor
 from brim.planner.emit.write import FORMATS, emit, files_of
 from tests.planner.emit.plans import LORA, PLANS, make_plan, without_best
 
@@ -23,6 +23,12 @@ def test_all_writes_every_format_that_can_say_the_plan(tmp_path: Path) -> None:
     assert set(FIRST.values()) <= {path.name for path in emitted.paths}
     assert not emitted.skipped
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == sorted(path.name for path in emitted.paths)
+
+
+@pytest.mark.parametrize("name", sorted(PLANS))
+def test_the_doctor_finds_nothing_in_what_is_written(name: str, tmp_path: Path) -> None:
+    emit(PLANS[name], ["all"], tmp_path)
+    assert [(found.file, found.line, found.rule, found.message) for found in doctor(tmp_path).findings] == []
 
 
 def test_all_skips_and_says_why(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from brim.locale import _
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from brim.audit.config.code_names import CodeNames
     from brim.audit.config.kinds import Config
     from brim.audit.found import Found
 
@@ -37,11 +38,13 @@ _DROPPED: Final = ("zero_optimization.", "fp16.", "bf16.", "aio.", "flops_profil
 """Sections whose reader leaves out every key that says `auto` (deepspeed/runtime/config_utils.py)."""
 
 
-def check(config: Config, *, has_trainer: bool | None) -> Iterator[Found]:
-    """`has_trainer`: whether the Hugging Face Trainer reads this file; None where that is not known, and then it is taken to."""
+def check(config: Config, *, has_trainer: bool | None, code: CodeNames) -> Iterator[Found]:
+    """`has_trainer`: whether the Hugging Face Trainer reads this file; None: not known, and assumed. What `code` changes is skipped."""
     if config.kind != "deepspeed":
         return
-    open_fields = [(name, entry) for name, entry in config.entries.items() if entry.value == "auto"]
+    open_fields = [
+        (name, entry) for name, entry in config.entries.items() if entry.value == "auto" and not code.stores(entry.last_name)
+    ]
     for name, entry in open_fields:
         if name in FILLED_BY_TRAINER or name in FILLED_BY_PLUGIN or name.startswith(_OWN_WORD):
             continue

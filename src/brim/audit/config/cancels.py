@@ -1,4 +1,4 @@
-"""Settings of one config that cancel each other: one of them is not in force, or the tool stops.
+"""Settings of one config that cancel each other: one of them has no effect and changes the training, or the tool stops.
 
 Each was read in the tool's source (transformers 5.22: `TrainingArguments._validate_args`; TRL 1.16; accelerate 1.15; DeepSpeed 0.19; the
 schemas of axolotl); what only some versions do is not here.
@@ -18,6 +18,8 @@ from brim.records.findings import InForce
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from brim.audit.config.code_names import CodeNames
+    from brim.audit.config.kinds import Kind
     from brim.audit.found import Found
 
 RULE = "config-cancels"
@@ -25,24 +27,28 @@ _VARLEN: Final = ("flash2", "flash3", "flex", "xformers")
 """Kernels that take several sequences in one row without a mask of its square."""
 
 
-def check(config: Config) -> Iterator[Found]:
-    """All of it."""
-    for one in _CHECKS:
-        yield from one(config)
+def check(config: Config, code: CodeNames) -> Iterator[Found]:
+    """All of it. What the code sets at run time (`TrainingArguments(eval_strategy=...)`) is not concluded from the file."""
+    for one, decided_by in _CHECKS.items():
+        is_decided = config.kind in _READ_BY_SCRIPTS and any(code.passes(name) or code.stores(name) for name in decided_by)
+        # Other readers than HfArgumentParser may turn the text into a number.
+        is_converted = one is _text_for_a_number and not code.mentions("HfArgumentParser")
+        if not is_decided and not is_converted:
+            yield from one(config)
 
 
 def _repeated(config: Config) -> Iterator[Found]:
     for lost, holds in config.repeated:
         if config.kind == "deepspeed":
             text = _(
-                "{key} stands twice, in lines {first} and {second}: DeepSpeed refuses a file with a repeated key, and stops. Where "
-                "accelerate or the Trainer reads it, the last holds."
+                "{key} is repeated in lines {first} and {second}: DeepSpeed rejects a file with a repeated key. accelerate and the Trainer "
+                "use the last one."
             )
             message = text.format(key=holds.last_name, first=lost.line, second=holds.line)
-            yield config.found(RULE, holds, message, severity="high")
+            yield config.found(RULE, holds, message)
         if config.kind == "deepspeed" or lost.value == holds.value:
             continue
-        text = _("{key} stands twice, in lines {first} and {second}: the last holds.")
+        text = _("{key} is repeated in lines {first} and {second}: the last one is used.")
         message = text.format(key=holds.last_name, first=lost.line, second=holds.line)
         row = InForce(setting=holds.last_name, set=shown(lost.value), in_force=shown(holds.value))
         yield config.found(RULE, holds, message, in_force=(row,), edits=lost.delete())
@@ -51,12 +57,12 @@ def _repeated(config: Config) -> Iterator[Found]:
 def _two_precisions(config: Config) -> Iterator[Found]:
     names = ("fp16.enabled", "bf16.enabled") if config.kind == "deepspeed" else ("fp16", "bf16")
     if config.kind in {*ARGUMENT_KINDS, "deepspeed"} and all(config.is_on(name) for name in names):
-        text = _("{first} and {second} are both on: {tool} takes at most one of them, and stops.")
+        text = _("{first} and {second} are both on: {tool} accepts at most one of them and stops.")
         yield _both(config, text, *names)
     if config.kind in ARGUMENT_KINDS and config.is_on("fp16_full_eval") and config.is_on("bf16_full_eval"):
         yield _both(
             config,
-            _("{first} and {second} are both on: {tool} takes at most one of them, and stops."),
+            _("{first} and {second} are both on: {tool} accepts at most one of them and stops."),
             "fp16_full_eval",
             "bf16_full_eval",
         )
@@ -74,7 +80,7 @@ def _quantised_otherwise(config: Config) -> Iterator[Found]:
         entry = config.entries["load_in_8bit"]
         message = _("adapter is qlora, which holds its base in 4 bits, and load_in_8bit is on: axolotl stops.")
         edits = entry.rename("load_in_4bit") if config.get("load_in_4bit") is None else ()
-        yield config.found(RULE, entry, message, severity="high", edits=edits)
+        yield config.found(RULE, entry, message, edits=edits)
 
 
 def _text_for_a_number(config: Config) -> Iterator[Found]:
@@ -123,16 +129,6 @@ def _best_model(config: Config) -> Iterator[Found]:
         yield config.found(RULE, entry, text.format(save=save, every=every))
 
 
-def _no_evaluation(config: Config) -> Iterator[Found]:
-    entry = config.get("eval_steps")
-    if config.kind not in ARGUMENT_KINDS or entry is None or not entry.value or config.get("evaluation_strategy") is not None:
-        return
-    strategy = _strategy(config, "eval_strategy", "no")
-    if strategy != "steps":
-        text = _("eval_steps is {every}, and eval_strategy is {strategy}: it is not in force.")
-        yield config.found(RULE, entry, text.format(every=entry.value, strategy=strategy), severity="low")
-
-
 def _plateau(config: Config) -> Iterator[Found]:
     entry = config.get("lr_scheduler_type")
     if config.kind not in ARGUMENT_KINDS or entry is None or entry.value not in ("reduce_lr_on_plateau", "greedy"):
@@ -149,24 +145,17 @@ def _workers(config: Config) -> Iterator[Found]:
     for name in ("dataloader_prefetch_factor", "dataloader_persistent_workers"):
         entry = config.get(name)
         if entry is not None and entry.value:
-            text = _("{key} is {value}, and dataloader_num_workers is 0: there is no worker to do it, and the run stops.")
+            text = _("{key} is {value} and dataloader_num_workers is 0: without workers the run stops.")
             yield config.found(RULE, entry, text.format(key=name, value=shown(entry.value)), edits=entry.delete())
-
-
-def _steps_and_epochs(config: Config) -> Iterator[Found]:
-    steps = config.get("max_steps")
-    name = "num_epochs" if config.kind == "axolotl" else "num_train_epochs"
-    epochs = config.get(name)
-    if config.kind in TRAINER_KINDS and steps is not None and epochs is not None and _whole(steps.value) and epochs.value:
-        text = _("max_steps {steps} goes over {key} {epochs}, which is not in force.")
-        message = text.format(steps=steps.value, key=name, epochs=epochs.value)
-        yield config.found(RULE, epochs, message, severity="low")
 
 
 def _warmups(config: Config) -> Iterator[Found]:
     if config.kind == "axolotl" and config.value("warmup_steps") and config.value("warmup_ratio"):
         yield _both(
-            config, _("{first} and {second} are both set: {tool} takes one of them, and stops."), "warmup_ratio", "warmup_steps"
+            config,
+            _("{first} and {second} are both set: {tool} accepts only one of them and stops."),
+            "warmup_ratio",
+            "warmup_steps",
         )
 
 
@@ -174,14 +163,14 @@ def _two_batches(config: Config) -> Iterator[Found]:
     if config.kind == "axolotl" and config.value("batch_size") and config.value("gradient_accumulation_steps"):
         yield _both(
             config,
-            _("{first} and {second} are both set: {tool} takes one of them, and stops."),
+            _("{first} and {second} are both set: {tool} accepts only one of them and stops."),
             "batch_size",
             "gradient_accumulation_steps",
         )
     if config.kind == "trl" and config.value("generation_batch_size") and config.value("steps_per_generation"):
         yield _both(
             config,
-            _("{first} and {second} are both set: {tool} takes one of them, and stops."),
+            _("{first} and {second} are both set: {tool} accepts only one of them and stops."),
             "generation_batch_size",
             "steps_per_generation",
         )
@@ -197,10 +186,10 @@ def _shrinking(config: Config) -> Iterator[Found]:
     if config.value("num_generations") is not None:
         message = _("auto_find_batch_size would break the groups of num_generations: TRL stops.")
     elif engine is not None and engine.value("zero_optimization.stage") == 3:
-        message = _("auto_find_batch_size does not go with ZeRO-3: the Trainer stops.")
+        message = _("auto_find_batch_size does not work with ZeRO-3: the Trainer stops.")
     elif view.micro_batch is not None:
         text = _(
-            "auto_find_batch_size is on: where memory ends, {key} {micro} shrinks, accumulation stays, and the effective batch is another."
+            "auto_find_batch_size lowers {key} {micro} after an out-of-memory error and keeps accumulation: the effective batch is smaller."
         )
         message = text.format(key=view.micro_batch.entry.last_name, micro=view.micro_batch.value)
     else:
@@ -208,23 +197,10 @@ def _shrinking(config: Config) -> Iterator[Found]:
     yield config.found(RULE, entry, message, edits=entry.set_to(False))
 
 
-def _cache(config: Config) -> Iterator[Found]:
-    entry = config.get("use_cache")
-    if config.kind in TRAINER_KINDS and entry is not None and entry.value is True and config.is_on("gradient_checkpointing"):
-        message = _("use_cache is on, and gradient checkpointing switches it off: it is not in force.")
-        row = InForce(setting="use_cache", set=True, in_force=False)
-        yield config.found(RULE, entry, message, severity="low", in_force=(row,), edits=entry.set_to(False), is_safe=True)
-
-
 def _packing(config: Config) -> Iterator[Found]:
     view = view_of(config)
     if view.packing is None or view.packing.value is not True or config.kind not in {"trl", "axolotl"}:
         return
-    grouped = config.is_on("group_by_length") or config.value("train_sampling_strategy") == "group_by_length"
-    if grouped:
-        name = "group_by_length" if config.is_on("group_by_length") else "train_sampling_strategy"
-        message = _("Packed rows are all of one length, so grouping by length does nothing.")
-        yield config.found(RULE, config.entries[name], message, severity="low")
     if config.kind == "axolotl" and view.attention is None:
         message = _(
             "sample_packing is on and no attention is chosen: tokens may see the sequences that are packed before theirs."
@@ -263,14 +239,30 @@ def _offload(config: Config) -> Iterator[Found]:
         yield config.found(RULE, view.offload.entry, message, confidence="medium", in_force=(row,))
 
 
-_CHECKS: Final[tuple[Callable[[Config], Iterator[Found]], ...]] = (
-    _repeated, _two_precisions, _two_quantisations, _quantised_otherwise, _text_for_a_number, _best_model, _no_evaluation, _plateau,
-    _workers, _steps_and_epochs, _warmups, _two_batches, _shrinking, _cache, _packing, _one_process, _offload,
-)  # fmt: skip
+_READ_BY_SCRIPTS: Final[tuple[Kind, ...]] = ("transformers", "trl")
+"""Files that a script of the project may read, and complete with values of its own."""
+_EVALUATION: Final = ("eval_strategy", "evaluation_strategy", "do_eval")
+_CHECKS: Final[dict[Callable[[Config], Iterator[Found]], tuple[str, ...]]] = {
+    _repeated: (),
+    _two_precisions: ("fp16", "bf16"),
+    _two_quantisations: (),
+    _quantised_otherwise: (),
+    _text_for_a_number: ("learning_rate",),
+    _best_model: (*_EVALUATION, "load_best_model_at_end", "save_strategy"),
+    _plateau: (*_EVALUATION, "lr_scheduler_type"),
+    _workers: ("dataloader_num_workers", "dataloader_prefetch_factor", "dataloader_persistent_workers"),
+    _warmups: (),
+    _two_batches: (),
+    _shrinking: (),
+    _packing: ("packing",),
+    _one_process: (),
+    _offload: (),
+}
+"""Each with the arguments that decide it: where the code passes one of them, the file does not."""
 
 
 def _both(config: Config, text: str, first: str, second: str) -> Found:
-    return config.found(RULE, config.entries[first], text.format(first=first, second=second, tool=config.label), severity="high")
+    return config.found(RULE, config.entries[first], text.format(first=first, second=second, tool=config.label))
 
 
 def _strategy(config: Config, name: str, default: str) -> str:

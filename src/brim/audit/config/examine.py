@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from brim.audit.config import auto, cancels, card, dead_keys, pairs, prediction, product
+from brim.audit.config.code_names import CodeNames
 from brim.audit.config.kinds import TRAINER_KINDS, Config, recognise
 from brim.audit.config.links import link, processes
 from brim.audit.config.reading import Broken, refuse_broken
@@ -35,6 +36,7 @@ def examine_configs(
     seq_len: int | None = None,
     predict: bool = True,
     has_trainer: bool | None = None,
+    code: CodeNames | None = None,
     notes: list[str] | None = None,
     tell: Callable[[str], None] = lambda _text: None,
 ) -> Iterator[Found]:
@@ -42,19 +44,21 @@ def examine_configs(
 
     `gpu` and `gpus` say where the run will be; without them nothing is said of cards, and of processes only what the files say.
     `model` and `seq_len` stand in where a file says none. `has_trainer`: whether the code uses the Hugging Face Trainer; None: not
-    known. `notes` receives what could not be read or predicted, and `tell` what takes a moment.
+    known. `code`: the project's own code, which may read or change keys. `notes` receives what could not be read or predicted, and
+    `tell` what takes a moment.
     """
     said: list[str] = [] if notes is None else notes
     known = [config for source in configs for config in recognise(source, said)]
     found = link(known)
     choice = _choice(gpu, said)
     world = gpus or (choice.count if choice is not None and choice.count > 1 else None)
+    around = _Around(world, has_trainer, code or CodeNames())
     for config in known:
-        yield from _alone(config, found, world, has_trainer)
+        yield from _alone(config, found, around)
         if choice is not None:
             yield from card.check(config, choice.gpu)
     for pair in found:
-        yield from pairs.check(pair)
+        yield from pairs.check(pair, around.code)
     if not predict:
         return
     if choice is not None:
@@ -78,14 +82,25 @@ def passed_over(named: Iterable[Source]) -> list[str]:
     return notes
 
 
-def _alone(config: Config, found: list[Pair], world: int | None, has_trainer: bool | None) -> Iterator[Found]:
+@dataclass(frozen=True)
+class _Around:
+    """What is known beside the configs."""
+
+    world: int | None
+    has_trainer: bool | None
+    code: CodeNames
+
+
+def _alone(config: Config, found: list[Pair], around: _Around) -> Iterator[Found]:
     users = [pair.one for pair in found if pair.other is config and pair.is_named]
-    yield from product.check(config, world or processes(config, found), users=users)
-    is_trained = has_trainer if not any(user.kind in TRAINER_KINDS for user in users) else True
-    yield from auto.check(config, has_trainer=is_trained)
+    # A product whose factors the code sets is not the file's.
+    if config.kind != "deepspeed" or not any(around.code.stores(name) for name in product.DEEPSPEED_FACTORS):
+        yield from product.check(config, around.world or processes(config, found), users=users)
+    is_trained = around.has_trainer if not any(user.kind in TRAINER_KINDS for user in users) else True
+    yield from auto.check(config, has_trainer=is_trained, code=around.code)
     yield from pairs.check_accelerate(config)
-    yield from cancels.check(config)
-    yield from dead_keys.check(config)
+    yield from cancels.check(config, around.code)
+    yield from dead_keys.check(config, around.code)
 
 
 def _choice(gpu: str | None, notes: list[str]) -> GPUChoice | None:

@@ -7,23 +7,40 @@ compares them with the packages that are installed where the tests run.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from brim.audit.pins import Pins
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Removed:
-    """A key that has gone."""
+    """A key that a release of its tool removed."""
 
+    until: str = ""
+    """The first release without it; empty: no release reads it."""
     instead: str = ""
-    """The key that took its place; empty: none."""
-    since: int = 5
-    """Major version of the tool from which on it is gone; 0: whatever the version."""
+    """The key that replaces it; empty: none."""
+    since: str = ""
+    """The first release with that key."""
+    same_values: bool = False
+    """Whether the new key takes the same values."""
     changes_training: bool = True
     """Whether the run trains differently without it."""
+    needs_transformers: str = ""
+    """Of a package that builds on transformers: the oldest release that `until` can be installed with."""
+    idle: tuple[object, ...] = (None,)
+    """Values that change nothing: the default, and what means the same."""
+
+    def is_gone(self, package: str, pins: Pins) -> bool:
+        """Whether the project may run with a release that does not have the key."""
+        if self.needs_transformers and not pins.allows("transformers", f">={self.needs_transformers}"):
+            return False
+        return not self.until or pins.allows(package, f">={self.until}")
 
 
 ARGUMENTS: Final = _words(
@@ -48,42 +65,50 @@ ARGUMENTS: Final = _words(
 )
 """TrainingArguments and Seq2SeqTrainingArguments of transformers 5.22."""
 
+_OFF: Final = (None, False)
+
 REMOVED_ARGUMENTS: Final[dict[str, Removed]] = {
-    "per_gpu_train_batch_size": Removed("per_device_train_batch_size"),
-    "per_gpu_eval_batch_size": Removed("per_device_eval_batch_size"),
-    "evaluation_strategy": Removed("eval_strategy"),
-    "evaluate_during_training": Removed("eval_strategy"),
-    "no_cuda": Removed("use_cpu"),
-    "warmup_ratio": Removed("warmup_steps"),
-    "group_by_length": Removed("train_sampling_strategy"),
-    "adafactor": Removed("optim"),
-    "fp16_backend": Removed(),
-    "half_precision_backend": Removed(),
-    "fp16_opt_level": Removed(),
-    "dispatch_batches": Removed("accelerator_config"),
-    "split_batches": Removed("accelerator_config"),
-    "fsdp_min_num_params": Removed("fsdp_config"),
-    "fsdp_transformer_layer_cls_to_wrap": Removed("fsdp_config"),
-    "torchdynamo": Removed("torch_compile_backend"),
-    "xpu_backend": Removed("ddp_backend"),
-    "use_mps_device": Removed(changes_training=False),
-    "use_ipex": Removed(changes_training=False),
-    "jit_mode_eval": Removed(changes_training=False),
-    "tpu_num_cores": Removed(changes_training=False),
-    "tpu_metrics_debug": Removed("debug", changes_training=False),
-    "past_index": Removed(changes_training=False),
-    "mp_parameters": Removed(changes_training=False),
-    "ray_scope": Removed(changes_training=False),
-    "overwrite_output_dir": Removed(changes_training=False),
-    "logging_dir": Removed(changes_training=False),
-    "save_safetensors": Removed(changes_training=False),
-    "include_inputs_for_metrics": Removed("include_for_metrics", changes_training=False),
-    "include_tokens_per_second": Removed("include_num_input_tokens_seen", changes_training=False),
-    "push_to_hub_model_id": Removed("hub_model_id", changes_training=False),
-    "push_to_hub_organization": Removed("hub_model_id", changes_training=False),
-    "push_to_hub_token": Removed("hub_token", changes_training=False),
+    "per_gpu_train_batch_size": Removed(until="5.0", instead="per_device_train_batch_size", since="2.11", same_values=True),
+    "per_gpu_eval_batch_size": Removed(until="5.0", instead="per_device_eval_batch_size", since="2.11", same_values=True),
+    "evaluation_strategy": Removed(
+        until="4.51", instead="eval_strategy", since="4.41", same_values=True, idle=(None, False, "no")
+    ),
+    "evaluate_during_training": Removed(until="4.0", instead="eval_strategy", since="4.41", idle=_OFF),
+    "no_cuda": Removed(until="5.0", instead="use_cpu", since="4.32", same_values=True, idle=_OFF),
+    "warmup_ratio": Removed(until="5.15", instead="warmup_steps", since="5.0", idle=(None, 0, 0.0)),
+    "group_by_length": Removed(until="5.2", instead="train_sampling_strategy", since="5.2", idle=_OFF),
+    "adafactor": Removed(until="5.0", instead="optim", since="4.16", idle=_OFF),
+    "fp16_backend": Removed(until="5.0", idle=(None, "auto", "amp")),
+    "half_precision_backend": Removed(until="5.0", idle=(None, "auto", "amp", "cuda_amp")),
+    "fp16_opt_level": Removed(until="5.0", changes_training=False),
+    "dispatch_batches": Removed(until="4.51", instead="accelerator_config", since="4.38"),
+    "split_batches": Removed(until="4.51", instead="accelerator_config", since="4.38", idle=_OFF),
+    "fsdp_min_num_params": Removed(until="5.0", instead="fsdp_config", since="4.27", idle=(None, 0)),
+    "fsdp_transformer_layer_cls_to_wrap": Removed(until="5.0", instead="fsdp_config", since="4.27"),
+    "sharded_ddp": Removed(until="4.35", idle=(None, False, "")),
+    "torchdynamo": Removed(until="5.0", instead="torch_compile_backend", since="4.26"),
+    "xpu_backend": Removed(until="4.32", instead="ddp_backend", since="4.29", same_values=True),
+    "use_mps_device": Removed(until="5.0", changes_training=False),
+    "use_ipex": Removed(until="4.57", changes_training=False),
+    "jit_mode_eval": Removed(until="5.0", changes_training=False),
+    "tpu_num_cores": Removed(until="5.0", changes_training=False),
+    "tpu_metrics_debug": Removed(until="5.0", instead="debug", since="3.0.1", changes_training=False),
+    "past_index": Removed(until="5.0", changes_training=False),
+    "mp_parameters": Removed(until="5.0", changes_training=False),
+    "ray_scope": Removed(until="5.0", changes_training=False),
+    "overwrite_output_dir": Removed(until="5.0", changes_training=False),
+    "logging_dir": Removed(until="5.15", changes_training=False),
+    "save_safetensors": Removed(until="5.0", changes_training=False),
+    "include_inputs_for_metrics": Removed(until="5.0", instead="include_for_metrics", since="4.46", changes_training=False),
+    "include_tokens_per_second": Removed(
+        until="5.0", instead="include_num_input_tokens_seen", since="4.36", same_values=True, changes_training=False
+    ),
+    "push_to_hub_model_id": Removed(until="5.0", instead="hub_model_id", since="4.11", same_values=True, changes_training=False),
+    "push_to_hub_organization": Removed(until="5.0", instead="hub_model_id", since="4.11", changes_training=False),
+    "push_to_hub_token": Removed(until="5.0", instead="hub_token", since="4.11", same_values=True, changes_training=False),
 }
-"""What TrainingArguments had up to transformers 4 and no longer has."""
+"""What TrainingArguments no longer has. Read in the fields of TrainingArguments at each release tag of transformers:
+https://github.com/huggingface/transformers/blob/v5.15.0/src/transformers/training_args.py (and so on, down to v2.9.0)."""
 REMOVED_EVERYWHERE: Final = (
     "per_gpu_train_batch_size",
     "per_gpu_eval_batch_size",
@@ -93,32 +118,37 @@ REMOVED_EVERYWHERE: Final = (
 """Of these, the ones that LLaMA-Factory, which brings its own version of transformers, does not take either."""
 
 REMOVED_TRL: Final[dict[str, Removed]] = {
-    "max_seq_length": Removed("max_length", 1),
-    "torch_dtype": Removed("dtype", 1),
-    "use_flash_attention_2": Removed("attn_implementation", 1),
+    "max_seq_length": Removed(until="0.20", instead="max_length", since="0.16", same_values=True, needs_transformers="4.53"),
+    "torch_dtype": Removed(until="0.27", instead="dtype", since="0.23", same_values=True, needs_transformers="4.56"),
 }
+"""Read in SFTConfig and ModelConfig at each tag: https://github.com/huggingface/trl/blob/v0.20.0/trl/trainer/sft_config.py and
+https://github.com/huggingface/trl/blob/v0.27.0/trl/trainer/model_config.py; what they need, in pyproject.toml of the same tags."""
 REMOVED_AXOLOTL: Final[dict[str, Removed]] = {
-    "max_packed_sequence_len": Removed("sequence_len", 0),
-    "evaluation_strategy": Removed("eval_strategy", 0),
-    "s2_attention": Removed("", 0),
-    "dpo_norm_loss": Removed("", 0),
-    "rpo_alpha": Removed("", 0),
+    "max_packed_sequence_len": Removed(until="0.4", instead="sequence_len", since="0.1", idle=(None, 0)),
+    "s2_attention": Removed(until="0.17", idle=_OFF),
+    "dpo_norm_loss": Removed(until="0.16", idle=_OFF),
+    "rpo_alpha": Removed(until="0.16"),
 }
+"""https://github.com/axolotl-ai-cloud/axolotl/blob/v0.17.0/src/axolotl/utils/schemas/deprecated.py, and the same names at each tag.
+`evaluation_strategy` is not among them: axolotl takes it for `eval_strategy`."""
+_DEEPSPEED_GONE: Final = "0.19.8"
 REMOVED_DEEPSPEED: Final[dict[str, Removed]] = {
-    "optimizer.params.max_grad_norm": Removed("gradient_clipping", 0),
-    "sparse_gradients": Removed("", 0),
-    "amp": Removed("fp16", 0),
-    "elasticity": Removed("train_batch_size", 0),
-    "progressive_layer_drop": Removed("", 0),
-    "curriculum_learning": Removed("data_efficiency", 0),
-    "compression_training": Removed("", 0),
-    "quantize_training": Removed("", 0),
-    "sparse_attention": Removed("", 0),
-    "eigenvalue": Removed("", 0),
-    "zero_optimization.mics_shard_size": Removed("", 0),
-    "zero_optimization.zeropp_loco_param": Removed("", 0),
+    "optimizer.params.max_grad_norm": Removed(instead="gradient_clipping", since="0.3", same_values=True, idle=(None, 0, 0.0)),
+    "sparse_gradients": Removed(until=_DEEPSPEED_GONE, idle=_OFF),
+    "amp": Removed(until=_DEEPSPEED_GONE, instead="fp16", since="0.3"),
+    "elasticity": Removed(until=_DEEPSPEED_GONE, instead="train_batch_size", since="0.3"),
+    "progressive_layer_drop": Removed(until=_DEEPSPEED_GONE),
+    "curriculum_learning": Removed(until=_DEEPSPEED_GONE, instead="data_efficiency", since="0.8"),
+    "compression_training": Removed(until=_DEEPSPEED_GONE),
+    "quantize_training": Removed(until=_DEEPSPEED_GONE),
+    "sparse_attention": Removed(until=_DEEPSPEED_GONE),
+    "eigenvalue": Removed(until=_DEEPSPEED_GONE),
+    "zero_optimization.mics_shard_size": Removed(until=_DEEPSPEED_GONE),
+    "zero_optimization.zeropp_loco_param": Removed(until=_DEEPSPEED_GONE),
 }
-"""DeepSpeed 0.19; `max_grad_norm` among the optimizer's parameters has never clipped anything there."""
+"""`_REMOVED_TOP_LEVEL_CONFIG_KEYS` of deepspeed/runtime/config.py in DeepSpeed 0.19.8, which 0.19.5 does not have yet; `max_grad_norm`
+among the optimizer's parameters has never clipped anything there.
+https://github.com/deepspeedai/DeepSpeed/blob/v0.19.5/deepspeed/runtime/config.py"""
 
 TRL: Final = _words(
     """

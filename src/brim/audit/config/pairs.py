@@ -15,11 +15,12 @@ from brim.audit.config.kinds import TRAINER_KINDS, Config
 from brim.audit.config.reading import Entry, shown
 from brim.audit.config.view import view_of
 from brim.locale import _
-from brim.records.findings import Confidence, InForce
+from brim.records.findings import Confidence, InForce, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from brim.audit.config.code_names import CodeNames
     from brim.audit.config.links import Pair
     from brim.audit.found import Found
 
@@ -54,10 +55,10 @@ class _Difference:
     other_key: str
 
 
-def check(pair: Pair) -> Iterator[Found]:
-    """What two configs say differently."""
+def check(pair: Pair, code: CodeNames) -> Iterator[Found]:
+    """What two configs say differently. Arguments that the code passes itself do not have their defaults."""
     if pair.one.kind in TRAINER_KINDS and pair.other.kind == "deepspeed":
-        yield from _trainer_and_deepspeed(pair)
+        yield from _trainer_and_deepspeed(pair, code)
     if pair.one.kind in TRAINER_KINDS and pair.other.kind == "accelerate":
         yield from _trainer_and_accelerate(pair)
 
@@ -78,13 +79,13 @@ def check_accelerate(config: Config) -> Iterator[Found]:
         yield config.found(RULE, repeated[0], text.format(keys=keys, file=file.value), edits=edits)
 
 
-def _trainer_and_deepspeed(pair: Pair) -> Iterator[Found]:
+def _trainer_and_deepspeed(pair: Pair, code: CodeNames) -> Iterator[Found]:
     for key, names in _MATCHED.items():
         other = pair.other.get(key)
         if other is None or not _is_number(other.value):
             continue
         difference = _differs(pair.one, names, other, key)
-        if difference is not None:
+        if difference is not None and (difference.mine is not None or not code.passes(difference.my_key)):
             yield _stops(pair, difference)
     yield from _precision(pair)
 
@@ -120,7 +121,8 @@ def _stops(pair: Pair, difference: _Difference) -> Found:
         text = _("{key} is {value}, and {other} in {file}, beside it, is {there}: read together, the Trainer stops.")
     entry = difference.mine or pair.one.get("deepspeed") or next(iter(pair.one.entries.values()))
     edits = difference.other.set_to("auto") if pair.is_named else ()
-    return pair.one.found(RULE, entry, text.format(**said), confidence=_sure(pair, difference), edits=edits)
+    severity: Severity | None = None if pair.is_named else "low"  # whether the two are used together is not known
+    return pair.one.found(RULE, entry, text.format(**said), confidence=_sure(pair, difference), severity=severity, edits=edits)
 
 
 def _sure(pair: Pair, difference: _Difference) -> Confidence:
@@ -145,7 +147,7 @@ def _trainer_and_accelerate(pair: Pair) -> Iterator[Found]:
     if mine.precision is not None and other.precision is not None and mine.precision.value != other.precision.value:
         # Off in the arguments does not switch off what accelerate's environment says.
         in_force = other.precision.value if mine.precision.value == "fp32" else mine.precision.value
-        text = _("{key} asks for {mine}, and mixed_precision in {file} for {other}: {in_force} is in force.")
+        text = _("{key} asks for {mine} and mixed_precision in {file} for {other}: {in_force} is used.")
         message = text.format(
             key=mine.precision.entry.last_name,
             mine=mine.precision.value,
@@ -154,7 +156,8 @@ def _trainer_and_accelerate(pair: Pair) -> Iterator[Found]:
             in_force=in_force,
         )
         row = InForce(setting="mixed_precision", set=shown(other.precision.value), in_force=shown(in_force))
-        yield pair.one.found(RULE, mine.precision.entry, message, confidence=sure, in_force=(row,))
+        severity: Severity | None = "high" if pair.is_named else None
+        yield pair.one.found(RULE, mine.precision.entry, message, confidence=sure, severity=severity, in_force=(row,))
     if pair.other.get("deepspeed_config.deepspeed_config_file") is not None:
         return
     for one, two in ((mine.accumulation, other.accumulation), (mine.clipping, other.clipping)):

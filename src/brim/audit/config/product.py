@@ -20,13 +20,12 @@ RULE = "config-product"
 _TRAIN = "train_batch_size"
 _MICRO = "train_micro_batch_size_per_gpu"
 _ACCUMULATION = "gradient_accumulation_steps"
-
-
+DEEPSPEED_FACTORS: Final = (_TRAIN, _MICRO, _ACCUMULATION)
 _ARGUMENTS: Final = ("per_device_train_batch_size", _ACCUMULATION)
 _FACTORS: Final[dict[Kind, tuple[str, ...]]] = {
     **dict.fromkeys(ARGUMENT_KINDS, _ARGUMENTS),
     "axolotl": ("micro_batch_size", _ACCUMULATION, "batch_size"),
-    "deepspeed": (_TRAIN, _MICRO, _ACCUMULATION),
+    "deepspeed": DEEPSPEED_FACTORS,
 }
 _TAKES_TEXT: Final = frozenset({"trl", "axolotl"})
 """Whose parsers turn the text of a number into the number."""
@@ -152,7 +151,7 @@ def _axolotl(config: Config, world: int | None) -> Iterator[Found]:
     in_force = micro * (batch // micro) * (world or 1)
     if in_force == batch or batch < micro:
         return
-    text = _("batch_size is {batch}, and {micro} x {accumulation} x {world} processes = {product} is in force.")
+    text = _("batch_size is {batch}; axolotl trains with {micro} x {accumulation} x {world} processes = {product}.")
     message = text.format(batch=batch, micro=micro, accumulation=batch // micro, world=world or 1, product=in_force)
     row = InForce(setting="batch_size", set=batch, in_force=in_force)
-    yield config.found(RULE, config.entries["batch_size"], message, in_force=(row,))
+    yield config.found(RULE, config.entries["batch_size"], message, severity="high", in_force=(row,))

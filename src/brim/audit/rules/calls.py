@@ -15,14 +15,17 @@ RULES: tuple[Rule, ...] = (
         name="dead-argument",
         group="batch",
         severity="high",
-        also=N_("Medium for an argument that does not decide what a step holds or when it is evaluated."),
-        title=N_("An argument of the Trainer that no longer exists"),
-        why=N_(
-            "Arguments of TrainingArguments were renamed and removed over the years. transformers 5 stops with a TypeError at each "
-            "of them. transformers 4 took some in silence, and per_gpu_train_batch_size even overruled per_device_train_batch_size: "
-            "people raised the one and trained with the other."
+        also=N_(
+            "Medium for an argument that does not decide what a step holds or when it is evaluated, low for one that changes nothing. One "
+            "level lower if the project pins no version of the library."
         ),
-        mend=N_("Use the name of today, or take the argument out."),
+        title=N_("An argument that the library no longer has"),
+        why=N_(
+            "Arguments of TrainingArguments and of TRL's configs are renamed and removed from release to release. The doctor compares "
+            "them with the versions that the project pins; without a pin it assumes the newest release. A removed argument raises a "
+            "TypeError. Before transformers 5, per_gpu_train_batch_size replaces per_device_train_batch_size without a warning."
+        ),
+        mend=N_("Use the new name, or remove the argument."),
         sources=(_MIGRATION, _ARGUMENTS, "https://github.com/huggingface/transformers/pull/30190"),
         bad="""\
 from transformers import TrainingArguments
@@ -53,9 +56,9 @@ def arguments(config):
         severity="medium",
         title=N_("The effective batch shrinks with the memory"),
         why=N_(
-            "auto_find_batch_size and find_executable_batch_size start again with a smaller batch when memory runs out, and leave "
-            "the number of micro-batches as it is. The effective batch of the run is then whatever fitted: another one on another "
-            "card, another one with a longer example, and not the one that the learning rate was chosen for."
+            "auto_find_batch_size and find_executable_batch_size retry with a smaller batch after an out-of-memory error and do not change "
+            "the number of micro-batches. accelerate 1.9 and later keep 90 percent of the batch, older releases half. The effective batch "
+            "then depends on the card and on the longest example, and is not the one that the learning rate was chosen for."
         ),
         mend=N_(
             "Raise the number of micro-batches as the batch shrinks, so that their product stays, or let `brim plan` choose both."

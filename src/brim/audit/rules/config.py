@@ -15,17 +15,16 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="config-product",
         group="config",
-        severity="high",
+        severity="medium",
+        also=N_("High if the tool trains with another batch than the file names."),
         title=N_("The batch sizes of a config do not multiply"),
         why=N_(
-            "A step holds micro-batch x accumulation x processes, and the config also names the result. Where all three are "
-            "given, DeepSpeed compares them and stops before the first step, often after a long queue for the machine. Where one "
-            "is left out it divides, and rounds down. axolotl rounds down as well and does not stop: the batch that was named is "
-            "not the batch that is trained. A factor of 0 or below, or one that is text in quotes, stops them all."
+            "A step holds micro-batch x accumulation x processes, and the config also names the result. If all three are given, DeepSpeed "
+            "compares them and stops before the first step, often after a long wait for the machine. If one is missing it divides and "
+            "rounds down. axolotl rounds down too and does not stop: it trains with another batch than the file names. A factor of 0 or "
+            "below, or a number in quotes, stops all of them."
         ),
-        mend=N_(
-            "Name two of the three and let the tool compute the third, or make the product right for the number of processes."
-        ),
+        mend=N_("Give two of the three and let the tool compute the third, or correct the product for the number of processes."),
         sources=(_DEEPSPEED, _AXOLOTL),
         example_name="ds_config.json",
         bad="""\
@@ -50,16 +49,18 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="config-pair-disagrees",
         group="config",
-        severity="high",
-        title=N_("Two configs that are read together say different things"),
+        severity="medium",
+        also=N_(
+            "High if both files are used together and one value silently replaces the other; low if the files only lie in one folder."
+        ),
+        title=N_("Two configs that are used together disagree"),
         why=N_(
-            "The Trainer's arguments, accelerate's file and DeepSpeed's file each have a place for accumulation, clipping, "
-            "precision and the learning rate. The Trainer stops where its own values and DeepSpeed's differ. accelerate stops "
-            "where its file repeats what the file of DeepSpeed says. And between the Trainer's precision and accelerate's one "
-            "wins without a word."
+            "The Trainer's arguments, accelerate's file and DeepSpeed's file each have a key for accumulation, clipping, precision and the "
+            "learning rate. The Trainer stops if its values differ from DeepSpeed's. accelerate stops if its file repeats a key of "
+            "DeepSpeed's file. Of two precisions, the Trainer's and accelerate's, one silently replaces the other."
         ),
         mend=N_(
-            "Say each thing once. In a file of DeepSpeed that the Trainer reads, write auto for what the arguments already say."
+            "Set each value in one place. In a DeepSpeed file that the Trainer reads, write auto for what the arguments already set."
         ),
         sources=(_TRAINER_DEEPSPEED, _ACCELERATE_DEEPSPEED),
         bad="""\
@@ -140,15 +141,14 @@ deepspeed: ds.json
         name="config-cancels",
         group="config",
         severity="medium",
-        also=N_("High if the tool refuses the pair and stops; low if the setting that loses changes nothing in a step."),
-        title=N_("Two settings of a config cancel each other"),
+        title=N_("Two settings of a config exclude each other"),
         why=N_(
-            "Some settings switch others off, and some pairs are refused. max_steps goes over the number of epochs, an "
-            "evaluation interval without an evaluation strategy does nothing, a key that stands twice holds its last value, and "
-            "auto_find_batch_size changes the effective batch as soon as memory ends. A number that YAML takes for text, as 1e-4 "
-            "without a point, cancels itself. What is refused stops the run, in the worst case after it has waited for its machine."
+            "Some settings switch others off, and some pairs are rejected. A repeated key keeps its last value, and auto_find_batch_size "
+            "changes the effective batch after an out-of-memory error. YAML reads 1e-4, without a point, as text. A rejected pair stops "
+            "the run, at worst after a long wait for the machine. Pairs without an effect on the training (max_steps with epochs, "
+            "eval_steps without evaluation) are not reported."
         ),
-        mend=N_("Keep the one that you mean, and take the other away."),
+        mend=N_("Keep the setting that you mean and remove the other."),
         sources=(_ARGUMENTS, "https://github.com/huggingface/transformers/pull/33281"),
         example_name="train.yaml",
         bad="""\
@@ -305,15 +305,16 @@ fp16: true
         group="config",
         severity="high",
         also=N_(
-            "Medium for a key without which the run trains the same, and for one that only a version takes away that need not be yours."
+            "Medium if the tool stops at the key, if the key is misspelt, or if the project pins no version of the tool. Low if the value "
+            "is the default or does not change the training."
         ),
-        title=N_("A key of the config is read by nobody"),
+        title=N_("A key of the config that nothing reads"),
         why=N_(
-            "Arguments are renamed and removed from version to version, and a key with one wrong letter is another key. "
-            "DeepSpeed and axolotl pass over keys that they do not know, so the setting is simply not in force and the default "
-            "is. Parsers that refuse unknown keys stop the run instead."
+            "Keys are renamed and removed from release to release, and a misspelt key is another key. The doctor compares them with the "
+            "versions that the project pins; without a pin it assumes the newest release. A key that the project's own code reads is not "
+            "reported, nor is one without a value. DeepSpeed and axolotl skip unknown keys, so the default is used; other tools stop."
         ),
-        mend=N_("Write the name that the tool knows today."),
+        mend=N_("Use the name that the tool has in this version."),
         sources=(
             "https://raw.githubusercontent.com/huggingface/transformers/v5.15.0/src/transformers/training_args.py",
             "https://github.com/huggingface/transformers/pull/41326",

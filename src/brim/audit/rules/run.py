@@ -77,14 +77,14 @@ RULES: Final = (
         name="run-promise-broken",
         group="run",
         severity="high",
-        title=N_("Steps did not hold what was promised"),
+        title=N_("Steps did not hold the configured batch"),
         why=N_(
-            "The effective batch is a promise: so many sequences in every optimizer step, each once in an epoch. The ledger "
-            "shows steps that held others, or another number of them. The learning rate, the schedule and every comparison "
-            "with another run rest on a batch that was not in force."
+            "The effective batch is the number of sequences in every optimizer step, each once in an epoch. The ledger shows steps "
+            "with other sequences or another number of them; for a run of `brim observe`, the configured batch and the one that reached "
+            "the model are compared. The learning rate and every comparison with another run assume a batch that was not used."
         ),
         mend=N_(
-            "Look for what changed it: `brim doctor` on the training script names the line. Then continue from a checkpoint before it."
+            "Find the cause: `brim doctor` on the training script names the line. Then resume from a checkpoint before the first such step."
         ),
         sources=(
             "https://huggingface.co/docs/accelerate/usage_guides/gradient_accumulation",

@@ -20,6 +20,7 @@ from brim.step.ledger import LEDGER, read_ledger
 if TYPE_CHECKING:
     from brim.audit.run.noise import NoiseScale  # noqa: TC004 (its module needs numpy, and nothing evaluates the annotation)
     from brim.records import Ledger
+    from brim.records.observations import Observation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,16 +46,19 @@ def examine_run(path: Path, shown: str) -> RunReport:
     """Audit a ledger: the file, or the folder of a run. `shown` is how the file is named in findings."""
     file = Path(path) / LEDGER if Path(path).is_dir() else Path(path)
     ledger = read_ledger(file)
-    return _promises_only(read_run(ledger, shown)) if missing("numpy") else _with_figures(ledger, shown)
+    observation = promises.observation_of(file)
+    if missing("numpy"):
+        return _promises_only(read_run(ledger, shown), observation)
+    return _with_figures(ledger, shown, observation)
 
 
-def _promises_only(run: Run) -> RunReport:
+def _promises_only(run: Run, observation: Observation | None) -> RunReport:
     notes = _notes(run)
     if len(run) >= FEWEST_STEPS:
         text = _("Speed, memory, loss and noise are not judged by the base installation. To judge them: {command}")
         notes.append(text.format(command=INSTALL))
     return RunReport(
-        found=list(promises.check(run)),
+        found=list(promises.check(run, observation)),
         notes=_named(run, notes),
         steps=len(run),
         limit_bytes=run.headers[-1].memory_limit_bytes if run.headers else None,
@@ -62,11 +66,11 @@ def _promises_only(run: Run) -> RunReport:
     )
 
 
-def _with_figures(ledger: Ledger, shown: str) -> RunReport:
+def _with_figures(ledger: Ledger, shown: str, observation: Observation | None) -> RunReport:
     from brim.audit.run import batch, loading, loss, memory, noise, speed  # they need numpy
 
     run = read_run(ledger, shown, noise.of_entry)
-    found = list(promises.check(run))
+    found = list(promises.check(run, observation))
     verdict = scale = None
     if len(run) >= FEWEST_STEPS:
         verdict, scale = loss.verdict_of(run), batch.noise_of(run)

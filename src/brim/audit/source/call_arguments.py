@@ -7,12 +7,15 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from brim.audit.config.keys import REMOVED_ARGUMENTS, REMOVED_TRL, Removed
+from brim.audit.pins import Pins, is_within
 from brim.audit.source.loop_division import accelerators
 from brim.audit.source.loop_losses import ACCUMULATION
 from brim.audit.source.loop_model import TrainLoop, loops_of, model_of
 from brim.audit.source.loop_order import has_company, is_alone_on_its_line
 from brim.audit.source.module import Function, keyword_of, last_name
-from brim.locale import _
+from brim.locale import _, sentences
+from brim.records.findings import InForce
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,73 +27,55 @@ if TYPE_CHECKING:
     from brim.audit.source.project import Project
     from brim.records.findings import Severity
 
-_BATCH: Final = {
-    "per_gpu_train_batch_size": "per_device_train_batch_size",
-    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
-}
-"""Took precedence over the setting of today, without a word."""
-_RENAMED: Final = {
-    "evaluation_strategy": "eval_strategy",
-    "no_cuda": "use_cpu",
-    "evaluate_during_training": "eval_strategy",
+_SPELT: Final = {
     "group_by_length": 'train_sampling_strategy="group_by_length"',
     "warmup_ratio": "warmup_steps (a number below 1 is a ratio)",
     "adafactor": 'optim="adafactor"',
-    "include_inputs_for_metrics": "include_for_metrics",
-    "include_tokens_per_second": "include_num_input_tokens_seen",
-    "push_to_hub_token": "hub_token",
-    "push_to_hub_model_id": "hub_model_id",
-    "dispatch_batches": "accelerator_config",
-    "split_batches": "accelerator_config",
-    "fsdp_min_num_params": "fsdp_config",
-    "fsdp_transformer_layer_cls_to_wrap": "fsdp_config",
-    "torchdynamo": "torch_compile_backend",
 }
-_GONE: Final = frozenset(
+"""What to write instead, where that is more than another name."""
+_OVERRULING: Final = frozenset({"per_gpu_train_batch_size", "per_gpu_eval_batch_size"})
+"""Until transformers 5, these replaced the argument of today without a word (`train_batch_size` of TrainingArguments)."""
+_HIGH: Final = frozenset(
     {
-        "fp16_backend",
-        "half_precision_backend",
-        "fp16_opt_level",
-        "use_ipex",
-        "use_mps_device",
-        "jit_mode_eval",
-        "past_index",
-        "tpu_num_cores",
+        "per_gpu_train_batch_size", "per_gpu_eval_batch_size", "evaluation_strategy", "group_by_length", "evaluate_during_training",
+        "warmup_ratio", "adafactor", "dispatch_batches", "split_batches",
     }
-    | {
-        "mp_parameters",
-        "sharded_ddp",
-        "overwrite_output_dir",
-        "logging_dir",
-        "save_safetensors",
-        "ray_scope",
-        "tpu_metrics_debug",
-    }
-    | {"push_to_hub_organization", "xpu_backend"}
-)
-_PLAIN: Final = {"per_gpu_train_batch_size", "per_gpu_eval_batch_size", "evaluation_strategy"}
-"""Those whose new name takes the same value."""
-_HIGH: Final = _PLAIN | {
-    "group_by_length",
-    "evaluate_during_training",
-    "warmup_ratio",
-    "adafactor",
-    "dispatch_batches",
-    "split_batches",
-}
+)  # fmt: skip
 """Those that decide what a step is or when it is looked at."""
-_OF_TRL: Final = {"max_seq_length": "max_length"}
+_ONE_LOWER: Final[dict[Severity, Severity]] = {"high": "medium", "medium": "low", "low": "low"}
+_VERSION_TEST: Final = re.compile(r"version|signature|hasattr|__dataclass_fields__|\bfields\(", re.IGNORECASE)
+_LONG_AGO: Final = ">=4.0"
+"""Arguments that are older than this are there, even if the project pins nothing."""
 
 
 def check_dead_argument(module: Module, project: Project) -> Iterator[Found]:
-    """An argument that the installed release refuses, or that another one silently overrules."""
+    """An argument that the project's release refuses, or that silently overrules another one."""
     for call in _training_arguments(module, project):
-        renamed = {**_BATCH, **_RENAMED, **(_OF_TRL if (module.dotted(call.func) or "").endswith("SFTConfig") else {})}
+        if _depends_on_version(call, module):
+            continue
+        dotted = module.dotted(call.func) or ""
         every = list(_given(call, module))
         for given in every:
-            if given.name in renamed or given.name in _GONE:
-                now = renamed.get(given.name)
-                yield _dead(given, now, next((each for each in every if each.name == now), None), module)
+            gone, package = REMOVED_ARGUMENTS.get(given.name), "transformers"
+            if gone is None and given.name == "max_seq_length" and dotted.startswith("trl.") and dotted.endswith("SFTConfig"):
+                gone, package = REMOVED_TRL[given.name], "trl"
+            if gone is not None:
+                other = next((each for each in every if each.name == gone.instead), None)
+                pins = Pins.of(module.source.file)
+                yield from _dead(_Dead(given, other, gone, package, pins, dotted.rpartition(".")[2]), module)
+
+
+def _depends_on_version(call: ast.Call, module: Module) -> bool:
+    """Whether the code itself chooses the call by the release: after a TypeError, or under a test of the version."""
+    node: ast.AST | None = call
+    while (node := module.parents.get(node) if node is not None else None) is not None:
+        if isinstance(node, ast.ExceptHandler):
+            return True
+        if isinstance(node, ast.Try) and any("TypeError" in ast.unparse(each.type) for each in node.handlers if each.type):
+            return True
+        if isinstance(node, ast.If) and _VERSION_TEST.search(ast.unparse(node.test)):
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -102,28 +87,72 @@ class _Given:
     node: ast.keyword | ast.expr
 
 
-def _dead(given: _Given, now: str | None, other: _Given | None, module: Module) -> Found:
-    """`other`: the argument of today, where it is given too."""
-    name = given.name
-    if name in _BATCH:
-        message = _(
-            "{name} no longer exists: transformers 5 stops with a TypeError, and transformers 4 let it overrule {now} in silence."
-        )
-    elif now is not None:
-        message = _("{name} no longer exists: transformers 5 stops with a TypeError. It is {now} now.")
-    else:
-        message = _("{name} no longer exists: transformers 5 stops with a TypeError.")
+@dataclass(frozen=True)
+class _Dead:
+    """An argument that some release removed, and the versions that the project runs with."""
+
+    given: _Given
+    other: _Given | None
+    """The argument that replaces it, where it is given too."""
+    gone: Removed
+    package: str
+    pins: Pins
+    call: str
+    """The name of what is called."""
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether every version that the project may run with has the new name."""
+        if not self.pins.knows(self.package):
+            return is_within(_LONG_AGO, f">={self.gone.since}")
+        return self.pins.requires(self.package, f">={self.gone.since}")
+
+
+def _dead(dead: _Dead, module: Module) -> Iterator[Found]:
+    given, gone, pins = dead.given, dead.gone, dead.pins
+    if not gone.is_gone(dead.package, pins):
+        if given.name in _OVERRULING and dead.other is not None and ast.dump(dead.other.value) != ast.dump(given.value):
+            yield _overruled(given, dead.other, module)
+        return
+    now = _SPELT.get(given.name, gone.instead)
+    text = _("{name} was removed in {package} {version}: {call} raises a TypeError.")
+    message = text.format(name=given.name, package=dead.package, version=gone.until, call=dead.call)
+    if given.name in _OVERRULING:
+        message = sentences(message, _("Older releases use it in place of {now}.").format(now=now))
+    elif now:
+        message = sentences(message, _("Write {instead}.").format(instead=now))
+    if not pins.knows(dead.package):
+        unpinned = _("The project pins no version of {package}: the newest is assumed.")
+        message = sentences(message, unpinned.format(package=dead.package))
     edits: tuple[Edit, ...] = ()
-    if other is not None:
+    if dead.other is not None:
         edits = _without(given, module)
-    elif name in _PLAIN and now is not None:
+    elif gone.same_values and given.name in _HIGH:
         is_keyword = isinstance(given.node, ast.keyword)
-        edits = (module.replace(given.node, f"{now}={module.text_of(given.value)}" if is_keyword else repr(now)),)
-    severity: Severity = "high" if name in _HIGH else "medium"
-    text = message.format(name=name, now=now)
+        new = f"{gone.instead}={module.text_of(given.value)}" if is_keyword else repr(gone.instead)
+        edits = (module.replace(given.node, new),)
     # Which of two values was meant is not for us to say.
-    is_plain = other is None or ast.dump(other.value) == ast.dump(given.value)
-    return module.found("dead-argument", given.node, text, severity=severity, edits=edits, is_safe=bool(edits) and is_plain)
+    is_plain = dead.other is None or ast.dump(dead.other.value) == ast.dump(given.value)
+    is_safe = bool(edits) and is_plain and dead.is_supported
+    yield module.found("dead-argument", given.node, message, severity=_severity_of(dead), edits=edits, is_safe=is_safe)
+
+
+def _severity_of(dead: _Dead) -> Severity:
+    """One level lower where the project does not say which version it runs with."""
+    is_idle = isinstance(dead.given.value, ast.Constant) and dead.given.value.value in dead.gone.idle
+    if is_idle or not dead.gone.changes_training:
+        return "low"
+    severity: Severity = "high" if dead.given.name in _HIGH else "medium"
+    return severity if dead.pins.knows(dead.package) else _ONE_LOWER[severity]
+
+
+def _overruled(given: _Given, other: _Given, module: Module) -> Found:
+    """Both batch sizes are given, and the pinned release takes the old one."""
+    text = _("{name}={value} is used: before transformers 5 it replaces {other}={ignored}, which is ignored.")
+    value, ignored = module.text_of(given.value), module.text_of(other.value)
+    message = text.format(name=given.name, value=value, other=other.name, ignored=ignored)
+    row = InForce(setting=other.name, set=ignored, in_force=value)
+    return module.found("dead-argument", given.node, message, severity="high", in_force=(row,), edits=_without(given, module))
 
 
 def _without(given: _Given, module: Module) -> tuple[Edit, ...]:
@@ -178,13 +207,23 @@ def check_auto_batch(module: Module, project: Project) -> Iterator[Found]:
             if given.name != "auto_find_batch_size" or not isinstance(given.value, ast.Constant) or given.value.value is not True:
                 continue
             message = _(
-                "auto_find_batch_size shrinks the batch by a tenth at each out-of-memory and leaves gradient_accumulation_steps as it is: "
-                "the effective batch is smaller than the one that was set, and training begins again from step 0 on weights that have "
-                "moved."
+                "After an out-of-memory error auto_find_batch_size retries with {share} of the batch and does not raise "
+                "gradient_accumulation_steps: the effective batch is smaller than the one that was set. Training restarts at step 0 with "
+                "weights that have already changed."
             )
-            yield module.found("auto-batch-drift", given.node, message)
+            share = _share_left(Pins.of(module.source.file))
+            yield module.found("auto-batch-drift", given.node, message.format(share=share))
     if "find_executable_batch_size" in module.source.text:
         yield from _shrinking_functions(module, project)
+
+
+def _share_left(pins: Pins) -> str:
+    """https://github.com/huggingface/accelerate/blob/v1.9.0/src/accelerate/utils/memory.py; v1.8.1 still halves the batch."""
+    if pins.requires("accelerate", "<1.9"):
+        return _("half")
+    if pins.requires("accelerate", ">=1.9"):
+        return _("90 percent")
+    return _("90 percent (half before accelerate 1.9)")
 
 
 def _shrinking_functions(module: Module, project: Project) -> Iterator[Found]:

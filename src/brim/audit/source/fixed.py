@@ -260,7 +260,7 @@ def _unused(flow: Flow, users: dict[Quantity, list[Definition]], relations: Rela
             texts = [each.source.text for each in program]
             if not any(_TRAINS.search(text) for text in texts) or any(_WHOLE_CONFIG.search(text) for text in texts):
                 continue
-            if any(_is_read(each, definition) for each in program):
+            if any(_is_read(each, definition) or _is_unpacked(each, definition) for each in program):
                 continue
             text = _("{setting} can be set, and nothing reads it: whatever you set has no effect.")
             found = module.found("setting-unused", definition.node, text.format(setting=definition.name), confidence="medium")
@@ -285,6 +285,23 @@ def _is_read(module: Module, definition: Definition) -> bool:
         if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load) and definition.owner is None:
             return True
     return False
+
+
+def _is_unpacked(module: Module, definition: Definition) -> bool:
+    """Whether the dict that holds the setting is handed on whole: `Arguments(**SETTINGS)`, `{**SETTINGS, ...}`."""
+    if definition.module is None or definition.node is None:
+        return False
+    table = definition.module.parents.get(definition.node)
+    while isinstance(table, ast.Dict | ast.keyword | ast.Call):
+        table = definition.module.parents.get(table)
+    if not isinstance(table, ast.Assign):
+        return False
+    names = {last_name(each) for each in table.targets}
+    handed_on = [each.value for each in ast.walk(module.tree) if isinstance(each, ast.keyword) and each.arg is None]
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Dict):
+            handed_on += [value for key, value in zip(node.keys, node.values, strict=True) if key is None]
+    return any(last_name(each) in names for each in handed_on)
 
 
 def check_evaluation(flow: Flow) -> Iterator[Found]:
