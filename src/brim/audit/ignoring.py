@@ -167,7 +167,7 @@ def _shell_comments(text: str) -> Iterator[Comment]:
         if document:
             document = "" if content.strip() == document else document
             continue
-        place, quote = _comment_place(content, quote)
+        place, quote = comment_place(content, quote)
         code = content if place is None else content[:place]
         if place is not None:
             yield line, content[place:], not code.strip()
@@ -175,7 +175,7 @@ def _shell_comments(text: str) -> Iterator[Comment]:
             document = match[2]
 
 
-def _comment_place(content: str, quote: str) -> tuple[int | None, str]:
+def comment_place(content: str, quote: str) -> tuple[int | None, str]:
     """Where the comment of a line begins, and which quotation is open at the line's end."""
     escaped = False
     for place, letter in enumerate(content):

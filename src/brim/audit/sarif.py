@@ -73,7 +73,7 @@ def _result(finding: Finding, rule_index: int) -> dict[str, Any]:
     if finding.cell is not None:
         result["properties"]["cell"] = finding.cell
     if finding.patch is not None:
-        text = _("The patch of {rule}").format(rule=finding.rule)
+        text = _("Fix for {rule}").format(rule=finding.rule)
         result["fixes"] = [{"description": {"text": text}, "artifactChanges": list(_changes(finding))}]
     return result
 

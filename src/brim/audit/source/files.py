@@ -145,6 +145,18 @@ def _add_module(project: Project, path: Path, root: Path, data: bytes, *, is_nam
         project.notes.append(_("{where} was not audited, for it is not valid Python: {why}.").format(where=where, why=why))
 
 
+def module_of(data: bytes, before: Module) -> Module:
+    """The module with another content of its file."""
+    file = before.source.file
+    source = notebook(file, data) if file.endswith(".ipynb") else Source(file, python_text(data))
+    return parse(source, before.name)
+
+
+def text_of_config(data: bytes, file: str) -> Source:
+    """A config or a launcher of that content."""
+    return Source(file, _decoded(data))
+
+
 def parse(source: Source, name: str) -> Module:
     """A module of a text."""
     with warnings.catch_warnings():
