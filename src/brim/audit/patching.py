@@ -130,7 +130,10 @@ class Desk:
 
     def edits_of(self, found: Found) -> tuple[Edit, ...]:
         """The edits of a finding, checked, with the comments that they make stale. Raises CannotFix."""
-        self.checks.refuse_harmful(found.edits)
+        try:
+            self.checks.refuse_harmful(found.edits)
+        except RecursionError as error:
+            raise CannotFix(_("The code is nested too deeply.")) from error
         return without_stale_comments(found.edits, self._sources)
 
     def change(self, file: str, edits: Iterable[Edit]) -> Change:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from click.core import ParameterSource
 
-from brim.audit.project_settings import settings_for
 from brim.cli._command import option, verb
 from brim.cli._numbers import WholeNumber
 from brim.cli._output import is_terminal, note, print_json, show, show_path, working
@@ -91,6 +90,8 @@ def command(
     _refuse_idle(ctx, fix=fix, diff=diff)
     for path in (output, write_baseline):
         _refuse_no_file(path)
+    from brim.audit.project_settings import settings_for  # it needs pydantic, which takes a moment
+
     settings = settings_for(Path(targets[0] if targets else "."))
     request = _request(targets, settings, baseline, options)
     examined = _look(request)

@@ -23,6 +23,8 @@ class Project:
     gpu: str | None = None
     """The GPU that the code will run on, if it is known: a name of the catalogue."""
     notes: list[str] = field(default_factory=list)
+    needing_newer: dict[tuple[int, int], list[str]] = field(default_factory=dict)
+    """Files that the running Python cannot parse, by the version that could."""
 
     def module(self, name: str) -> Module | None:
         """The module of that dotted name, or of the path that ends with it."""
