@@ -190,12 +190,13 @@ def changed_statements(module: Module, edits: Sequence[Edit]) -> Iterator[Statem
         text = "\n".join(module.lines[first - 1 : last]) + "\n"
         moved = [replace(edit, line=edit.line - first + 1, end_line=edit.end_line - first + 1) for edit in own]
         new = edited(text, moved)
-        head = "if 1:\n" if text[:1] in " \t" else ""
+        indent = text[: len(text) - len(text.lstrip())]
+        head = "if 1:\n" if indent else ""
+        new = new if _without_comments(new) else f"{indent}pass\n"
         try:
-            after, before = ast.parse(head + new), ast.parse(head + text)
-        except SyntaxError:
-            continue  # the statement shares its line with another; whether the file parses is checked for the whole of it
-        yield StatementChange(node, before, after)
+            yield StatementChange(node, ast.parse(head + text), ast.parse(head + new))
+        except SyntaxError:  # it shares its line with another statement, as `elif` does: only that it changes is known
+            yield StatementChange(node, ast.Module([], []), ast.Module([ast.Pass()], []))
 
 
 def _innermost(module: Module, first: int, last: int) -> ast.AST | None:
@@ -309,7 +310,7 @@ class _Known:
         scopes: list[ast.AST] = []
         for each in around:
             scopes.append(each)
-            if isinstance(each, Function) and root in _bound_in(each):
+            if root != "self" and isinstance(each, Function) and root in _bound_in(each):
                 return scopes
         return scopes if root == "self" else [*scopes, self._module.tree]
 

@@ -73,7 +73,9 @@ RULE_SCHEMA, RULES_SCHEMA = "brim.rule/1", "brim.rules/1"
     "-o",
     "--output",
     metavar="FILE",
-    help=N_("Write the result to a file: SARIF with --format sarif, a diff with --diff, else JSON."),
+    help=N_(
+        "Write the result to a file: SARIF if the name ends with .sarif or with --format sarif, a diff with --diff, else JSON."
+    ),
 )
 @click.pass_context
 def command(
@@ -292,7 +294,7 @@ def _tell_what_is_left(plan: FixPlan) -> None:
 def _write(diagnosis: Diagnosis, form: str, output: str | None) -> None:
     if output is None:
         return
-    if form == "sarif":
+    if form == "sarif" or Path(output).suffix.lower() == ".sarif":
         from brim.audit.sarif import to_sarif
         from brim.record import write_atomically
 
