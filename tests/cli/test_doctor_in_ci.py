@@ -141,7 +141,7 @@ def test_pre_commit_installs_and_runs_the_hook(project: Path, tmp_path: Path) ->
     environment["PRE_COMMIT_HOME"] = str(tmp_path / "cache")
 
     def run_hook() -> subprocess.CompletedProcess[str]:
-        command = [tools / "bin" / "pre-commit", "run", "--all-files"]
+        command = [str(tools / "bin" / "pre-commit"), "run", "--all-files"]
         return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
 
     ended = run_hook()

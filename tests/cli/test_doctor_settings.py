@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,6 +114,14 @@ def test_rules_are_ignored_in_files_of_a_pattern(cli: Cli, project: Path, monkey
         assert rules_of(cli) == ["batch-clamped"]
     monkeypatch.chdir(project / "old")
     assert rules_of(cli, "train.py") == [], "found from the target upwards"
+
+
+def test_the_table_in_the_docs_is_valid(cli: Cli, project: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (project / "pyproject.toml").write_text(table, encoding="utf-8")
+    assert cli("doctor").code == 1
+    assert cli("doctor").err == ""
 
 
 @pytest.mark.parametrize(

@@ -279,8 +279,8 @@ class _Known:
                 found.add(node.id)
             elif isinstance(node, ast.arg):
                 found.add(node.arg)
-            elif isinstance(node, Function | ast.ClassDef) or (isinstance(node, ast.ExceptHandler) and node.name):
-                found.add(node.name)
+            elif isinstance(node, Function | ast.ClassDef | ast.ExceptHandler):
+                found.add(node.name or "")
         return found
 
     def has_attribute(self, chain: str, place: ast.AST) -> bool:

@@ -243,15 +243,17 @@ def notebook(file: str, data: bytes) -> Source:
         lines = _cell_lines(cell.get("source", ""))
         read = _python_of(lines)
         if read is None:
-            version = needed_version("\n".join(lines))
-            if version is None:
-                text = _("{file}: cell {cell} was not read: it is not Python.").format(file=file, cell=len(starts))
-            else:
-                text = _("{file}: cell {cell} needs Python >= {version} to read.")
-                text = text.format(file=file, cell=len(starts), version=_dotted(version))
-            notes.append(text)
+            notes.append(_why_no_cell(file, len(starts), lines))
         text += read or [""] * len(lines)
     return Source(file, "\n".join(text) + "\n", tuple(starts), tuple(notes))
+
+
+def _why_no_cell(file: str, cell: int, lines: list[str]) -> str:
+    version = needed_version("\n".join(lines))
+    if version is None:
+        return _("{file}: cell {cell} was not read: it is not Python.").format(file=file, cell=cell)
+    text = _("{file}: cell {cell} needs Python >= {version} to read.")
+    return text.format(file=file, cell=cell, version=_dotted(version))
 
 
 def _python_of(lines: list[str]) -> list[str] | None:

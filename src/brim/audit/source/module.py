@@ -157,7 +157,8 @@ def start_line(node: ast.AST) -> int:
     if isinstance(node, ast.match_case):
         return node.pattern.lineno
     lines = [each.lineno for each in getattr(node, "decorator_list", ())]
-    return min([getattr(node, "lineno", 1), *lines])
+    own: int = getattr(node, "lineno", 1)
+    return min([own, *lines])
 
 
 def functions_of(tree: ast.AST) -> Iterator[Function]:

@@ -26,7 +26,7 @@ def needed_version(text: str) -> Version | None:
     running = sys.version_info[:2]
     rewriter = _Rewriter(text)
     rewriter.run()
-    if not rewriter.needed or max(rewriter.needed) <= running or not _parses(rewriter.result):
+    if rewriter.is_unclosed or not rewriter.needed or max(rewriter.needed) <= running or not _parses(rewriter.result):
         return None
     return max(rewriter.needed)
 
@@ -48,6 +48,8 @@ class _Rewriter:
     text: str
     result: str = ""
     needed: set[Version] = field(default_factory=set)
+    is_unclosed: bool = False
+    """Whether a string has no end."""
 
     def run(self) -> None:
         """Replace template strings and nested f-strings first: they may hold anything."""
@@ -81,6 +83,7 @@ class _Rewriter:
                 continue
             end = self._string_end(match)
             whole = self.text[place:end]
+            self.is_unclosed |= len(whole) < len(match[0]) + len(match["quote"]) or not whole.endswith(match["quote"])
             if set(match["prefix"].lower()) & set("ft") and not _parses(whole):
                 self.needed.add((3, 14) if "t" in match["prefix"].lower() else (3, 12))
             prefix = "b" if "b" in match["prefix"].lower() else ""
