@@ -150,7 +150,7 @@ def test_a_comment_holds_back_and_is_counted(cli: Cli, project: Path) -> None:
     ended = cli("doctor")
     assert ended.code == 0
     assert "Suppressed by comments: 1." in ended.out
-    assert "train.py:9: the comment names a rule 'nonsense' that there is not." in ended.out
+    assert "train.py:9: unknown rule 'nonsense' in a comment." in ended.out
 
 
 def test_rules_can_be_left_out_or_be_the_only_ones(cli: Cli, project: Path) -> None:

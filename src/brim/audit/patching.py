@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     """The findings that changed files would have."""
 
 
-_MOST_PARSED: Final = 60_000_000
+_MOST_PARSED: Final = 20_000_000
 """Characters that are parsed to check fixes one by one."""
 _MOST_AUDITS: Final = 5
 _CONTEXT_LINES: Final = 4
@@ -170,6 +170,9 @@ class Desk:
         """The edits of one fix as a diff, without parsing; only the lines around them are looked at."""
         before, source = self.original(file), self._sources[file]
         if source.cells:
+            if self.is_exhausted:
+                raise CannotFix(_("There are too many fixes to check."))
+            self._parsed += len(before.text)
             return unified(file, before.text, Notebook(before.text, source).edited(edits))
         first = max(1, min(edit.line for edit in edits) - _CONTEXT_LINES)
         last = max(edit.end_line for edit in edits) + _CONTEXT_LINES
