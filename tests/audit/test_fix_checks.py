@@ -87,7 +87,9 @@ def test_an_attribute_of_self_belongs_to_its_class() -> None:
 def test_a_fix_must_change_something() -> None:
     assert refused(CONFIG, "size = 2", "size = size") == "The fix would assign size to itself."
     assert refused(CONFIG, "= 2", "= (2)") == "The fix changes nothing."
-    assert refused("a(find=True)\n", "True", "config.size") == "The fix would replace a boolean by another type."
+    uses = "config = read()\nprint(config.size, config.find)\na(find=True)\n"
+    assert refused(uses, "True", "config.size") == "The fix would replace a boolean by another setting."
+    assert refused(uses, "True", "config.find") == ""
 
 
 def test_deleting_code_is_recognised() -> None:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from brim.audit.source.module import Source
 
 _WORD: Final = re.compile(r"[^\W\d]\w*|\d[\w.]*")
+_CHAIN: Final = re.compile(r"[^\W\d][\w.]*")
+_TARGET: Final = re.compile(r"(\w+)\s*=\s*$")
 _DIRECTIVE: Final = re.compile(
     r"#\s*(?:noqa|type:|brim:|pylint:|pyright:|mypy:|fmt:|isort:|ruff:|pragma|nosec|shellcheck)", re.IGNORECASE
 )
@@ -63,8 +65,8 @@ class FixChecks:
         for edit in edits:
             source = self._sources.get(edit.file)
             old, new = (None if source is None else text_at(source, edit)), edit.text
-            if old is not None and old.strip() in {"True", "False"} and new.strip() not in {"True", "False"}:
-                raise CannotFix(_("The fix would replace a boolean by another type."))
+            if source is not None and _replaces_boolean(source, edit):
+                raise CannotFix(_("The fix would replace a boolean by another setting."))
             changes_something |= old != new and edit.file not in self._modules
         for change, module in self._changes(edits):
             changes_something |= ast.dump(change.before) != ast.dump(change.after)
@@ -214,6 +216,14 @@ def _innermost(module: Module, first: int, last: int) -> ast.AST | None:
 
 def _count_statements(tree: ast.AST) -> int:
     return sum(isinstance(each, ast.stmt) and not isinstance(each, ast.Pass) for each in ast.walk(tree))
+
+
+def _replaces_boolean(source: Source, edit: Edit) -> bool:
+    """Whether True or False becomes a setting of another name, which may hold anything."""
+    if text_at(source, edit).strip() not in {"True", "False"} or not _CHAIN.fullmatch(edit.text.strip()):
+        return False
+    target = _TARGET.search(source.lines[edit.line - 1][: edit.column])
+    return edit.text.strip() not in {"True", "False"} and (target is None or target[1] != edit.text.strip().rpartition(".")[2])
 
 
 def _without_comments(text: str) -> str:
