@@ -154,11 +154,9 @@ class Module:
 
 def start_line(node: ast.AST) -> int:
     """The first line of a statement, its decorators included; of a `case` that of its pattern."""
-    if isinstance(node, ast.match_case):
-        return node.pattern.lineno
-    lines = [each.lineno for each in getattr(node, "decorator_list", ())]
-    own: int = getattr(node, "lineno", 1)
-    return min([own, *lines])
+    placed = node.pattern if isinstance(node, ast.match_case) else node
+    lines: list[int] = [each.lineno for each in getattr(node, "decorator_list", ())]
+    return min([getattr(placed, "lineno", 1), *lines])
 
 
 def functions_of(tree: ast.AST) -> Iterator[Function]:
