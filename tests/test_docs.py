@@ -206,7 +206,7 @@ def test_the_python_of_a_page_runs(page: Path, folder: Path, shared: Path, capsy
 
 
 def test_every_block_says_what_it_is() -> None:
-    known = SHELLS | {"console", "python", "yaml", "json", "text", "diff", ""}
+    known = SHELLS | {"console", "python", "yaml", "toml", "json", "text", "diff", ""}
     assert [(block.page, block.line) for page in PAGES for block in blocks(page) if block.language not in known] == []
     assert [(block.page, block.line) for page in PAGES for block in blocks(page) if block.not_run == ""] == []
 

@@ -95,7 +95,7 @@ def test_ignore_file_counts_in_the_first_ten_lines() -> None:
     assert is_held("\n" * 9 + "# brim: ignore-file\n" + "a = 1\n" * 40, 30)
     late = "\n" * 10 + "# brim: ignore-file\n" + "a = 1\n" * 40
     assert not is_held(late, 30)
-    assert "first 10 lines" in notes_of(late)[0]
+    assert "below line 10" in notes_of(late)[0]
 
 
 def test_a_rule_that_there_is_not_is_told() -> None:

@@ -18,7 +18,10 @@ def _observed(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> bri
 
 
 def test_every_change_is_found_on_its_line_with_what_is_in_force(tmp_path: Path) -> None:
-    found = {(Path(each.file).name, each.line, each.rule): each for each in brim.doctor(write_trainer(tmp_path)).findings}
+    found = {
+        (Path(each.file).name, each.line, each.rule): each
+        for each in brim.doctor(write_trainer(tmp_path), all_rules=True).findings
+    }
     assert set(found) == set(EXPECTED)
     for place, in_force in EXPECTED.items():
         assert [row.in_force for row in found[place].in_force][: len(in_force)] == in_force, place
@@ -47,9 +50,9 @@ def test_what_reading_says_is_what_observing_sees_and_fix_mends_it(
 
     after = write_trainer(tmp_path / "after")
     monkeypatch.chdir(tmp_path)
-    finished = cli("doctor", str(after), "--fix", "--yes")
+    finished = cli("doctor", str(after), "--all", "--fix", "--yes")
     assert finished.code == 0, finished.err
-    assert brim.doctor(after).findings == ()
+    assert brim.doctor(after, all_rules=True).findings == ()
     seen = _observed(after, monkeypatch, "--batch-size", "32")
     assert seen.in_force is not None
     assert (seen.in_force.micro_batch, seen.in_force.accumulation, seen.in_force.sequences) == (32, 2, 64)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from brim.audit.editing import CannotMend, edited, split_lines
+from brim.audit.editing import CannotFix, edited, split_lines
 from brim.audit.found import Edit, Found
-from brim.audit.patching import Desk, Mending, patch_of, plan_mending, write_changes
+from brim.audit.patching import Desk, FixPlan, diffs_of, plan_fixes, write_changes
 from brim.errors import RunError
 from tests.audit.parts import edit, found, source_of
 
@@ -26,8 +26,12 @@ def desk_of(*paths: Path) -> Desk:
     return Desk({str(path): source_of(path) for path in paths})
 
 
-def mend(*found: Found, paths: tuple[Path, ...]) -> Mending:
-    return plan_mending(found, desk_of(*paths), lambda _file: True)
+def plan_of(*found: Found, paths: tuple[Path, ...]) -> FixPlan:
+    return plan_fixes(found, desk_of(*paths), lambda _file: True)
+
+
+def patch_of(finding: Found, path: Path) -> str | None:
+    return diffs_of([finding], desk_of(path)).get(finding)
 
 
 def unclamp(path: Path, line: int = 3) -> Found:
@@ -37,9 +41,9 @@ def unclamp(path: Path, line: int = 3) -> Found:
 def test_a_safe_patch_is_written(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_bytes(CODE)
-    mending = mend(unclamp(path), paths=(path,))
-    assert len(mending.mended) == 1
-    write_changes(mending.changes)
+    plan = plan_of(unclamp(path), paths=(path,))
+    assert len(plan.fixed) == 1
+    write_changes(plan.changes)
     assert path.read_bytes() == CODE.replace(b"min(config.batch_size, 2)", b"config.batch_size")
     assert [each.name for each in tmp_path.iterdir()] == ["train.py"]
 
@@ -61,9 +65,9 @@ def test_a_safe_patch_is_written(tmp_path: Path) -> None:
 def test_line_ends_encoding_and_byte_order_mark_stay(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "train.py"
     path.write_bytes(data)
-    mending = mend(unclamp(path), paths=(path,))
-    assert mending.left == ()
-    write_changes(mending.changes)
+    plan = plan_of(unclamp(path), paths=(path,))
+    assert plan.left == ()
+    write_changes(plan.changes)
     assert path.read_bytes() == data.replace(b"min(config.batch_size, 2)", b"config.batch_size")
 
 
@@ -71,7 +75,7 @@ def test_new_lines_end_as_the_file_does(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_bytes(b"a = 1\r\nb = 2\r\n")
     wish = found(str(path), 1, edits=(edit(str(path), 2, 0, 0, "x = 0\ny = 0\n"),), is_safe=True)
-    write_changes(mend(wish, paths=(path,)).changes)
+    write_changes(plan_of(wish, paths=(path,)).changes)
     assert path.read_bytes() == b"a = 1\r\nx = 0\r\ny = 0\r\nb = 2\r\n"
 
 
@@ -79,7 +83,7 @@ def test_the_mode_of_the_file_stays(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_bytes(CODE)
     path.chmod(0o750)
-    write_changes(mend(unclamp(path), paths=(path,)).changes)
+    write_changes(plan_of(unclamp(path), paths=(path,)).changes)
     assert stat.S_IMODE(path.stat().st_mode) == 0o750
 
 
@@ -87,10 +91,10 @@ def test_what_would_no_longer_parse_is_left_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_bytes(b"if a:\n    b = 2\n")
     only_statement = found(str(path), 2, edits=(edit(str(path), 2, 0, 0, "", end_line=3),), is_safe=True)
-    mending = mend(only_statement, paths=(path,))
-    assert mending.changes == ()
-    assert mending.left == ((only_statement, "The file would no longer parse."),)
-    assert patch_of(only_statement.edits, desk_of(path)) is None
+    plan = plan_fixes([only_statement], desk_of(path), lambda _file: True, unsafe=True)
+    assert plan.changes == ()
+    assert plan.left == ((only_statement, "The file would no longer parse."),)
+    assert patch_of(only_statement, path) is None
 
 
 @pytest.mark.parametrize(
@@ -101,17 +105,17 @@ def test_what_would_no_longer_parse_is_left_as_it_was(tmp_path: Path) -> None:
 def test_configs_must_parse_too(tmp_path: Path, name: str, text: str, new: str, column: int) -> None:
     path = tmp_path / name
     path.write_text(text)
-    assert patch_of((edit(str(path), 1, 0, 0, new),), desk_of(path)) is None
-    assert patch_of((edit(str(path), 1, column, column + 1, "2"),), desk_of(path)) is not None
+    assert patch_of(found(str(path), edits=(edit(str(path), 1, 0, 0, new),)), path) is None
+    assert patch_of(found(str(path), edits=(edit(str(path), 1, column, column + 1, "2"),)), path) is not None
 
 
 def test_a_second_patch_of_the_same_place_waits(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_bytes(CODE)
     other = found(str(path), 3, edits=(edit(str(path), 3, 11, 29, "64"),), is_safe=True)
-    mending = mend(unclamp(path), other, paths=(path,))
-    assert len(mending.mended) == 1
-    assert mending.left == ((other, "Another patch changes the same place."),)
+    plan = plan_of(unclamp(path), other, paths=(path,))
+    assert len(plan.fixed) == 1
+    assert plan.left == ((other, "Another fix changes the same place."),)
 
 
 def test_a_patch_of_two_files_is_taken_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -119,17 +123,17 @@ def test_a_patch_of_two_files_is_taken_whole_or_not_at_all(tmp_path: Path) -> No
     one.write_bytes(CODE)
     two.write_bytes(CODE)
     both = found(str(one), 3, edits=(*unclamp(one).edits, edit(str(two), 3, 7, 32, "(")), is_safe=True)
-    assert mend(both, paths=(one, two)).changes == ()
+    assert plan_of(both, paths=(one, two)).changes == ()
     good = found(str(one), 3, edits=(*unclamp(one).edits, *unclamp(two).edits), is_safe=True)
-    assert len(mend(good, paths=(one, two)).changes) == 2
+    assert len(plan_of(good, paths=(one, two)).changes) == 2
 
 
 def test_unsafe_patches_and_foreign_files_are_never_written(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_bytes(CODE)
     unsafe = found(str(path), 3, edits=unclamp(path).edits)
-    assert mend(unsafe, paths=(path,)).changes == ()
-    outside = plan_mending([unclamp(path)], desk_of(path), lambda _file: False)
+    assert plan_of(unsafe, paths=(path,)).changes == ()
+    outside = plan_fixes([unclamp(path)], desk_of(path), lambda _file: False)
     assert outside.changes == ()
     assert "outside" in outside.left[0][1]
 
@@ -138,9 +142,9 @@ def test_a_file_that_changed_meanwhile_is_not_overwritten(tmp_path: Path) -> Non
     path, other = tmp_path / "train.py", tmp_path / "other.py"
     path.write_bytes(CODE)
     other.write_bytes(CODE)
-    changes = mend(unclamp(other), unclamp(path), paths=(path, other)).changes
+    changes = plan_of(unclamp(other), unclamp(path), paths=(path, other)).changes
     path.write_bytes(b"mine\n")
-    with pytest.raises(RunError, match="has changed meanwhile"):
+    with pytest.raises(RunError, match="changed during the audit"):
         write_changes(changes)
     assert path.read_bytes() == b"mine\n"
     assert other.read_bytes() == CODE
@@ -151,7 +155,7 @@ def test_all_files_are_written_or_none(tmp_path: Path, monkeypatch: pytest.Monke
     one, two = tmp_path / "a.py", tmp_path / "b.py"
     one.write_bytes(CODE)
     two.write_bytes(CODE)
-    changes = mend(unclamp(one), unclamp(two), paths=(one, two)).changes
+    changes = plan_of(unclamp(one), unclamp(two), paths=(one, two)).changes
     really = Path.replace
 
     def fails_on_the_second(self: Path, target: Path) -> Path:
@@ -160,7 +164,7 @@ def test_all_files_are_written_or_none(tmp_path: Path, monkeypatch: pytest.Monke
         return really(self, target)
 
     monkeypatch.setattr(Path, "replace", fails_on_the_second)
-    with pytest.raises(RunError, match="All files are as they were"):
+    with pytest.raises(RunError, match="No file was changed"):
         write_changes(changes)
     assert (one.read_bytes(), two.read_bytes()) == (CODE, CODE)
     assert {each.name for each in tmp_path.iterdir()} == {"a.py", "b.py"}
@@ -172,14 +176,14 @@ def test_a_file_that_may_not_be_written_stays(tmp_path: Path) -> None:
     path.write_bytes(CODE)
     path.chmod(0o444)
     with pytest.raises(RunError, match="Permission denied"):
-        write_changes(mend(unclamp(path), paths=(path,)).changes)
+        write_changes(plan_of(unclamp(path), paths=(path,)).changes)
 
 
 def test_a_link_is_written_through(tmp_path: Path) -> None:
     real, link = tmp_path / "real.py", tmp_path / "link.py"
     real.write_bytes(CODE)
     link.symlink_to(real)
-    write_changes(mend(unclamp(link), paths=(link,)).changes)
+    write_changes(plan_of(unclamp(link), paths=(link,)).changes)
     assert link.is_symlink()
     assert b"min(" not in real.read_bytes()
 
@@ -194,7 +198,7 @@ def test_git_applies_the_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.chdir(tmp_path)
     path = Path(name)
     path.write_bytes(data)
-    patch = patch_of(unclamp(path).edits, desk_of(path))
+    patch = patch_of(unclamp(path), path)
     assert patch is not None
     subprocess.run(["git", "init", "--quiet"], check=True, capture_output=True)
     subprocess.run(["git", "apply", "-"], input=patch.encode(), check=True, capture_output=True)
@@ -230,23 +234,23 @@ def test_a_notebook_keeps_its_layout(tmp_path: Path, layout: dict[str, Any], end
     path = tmp_path / "train.ipynb"
     text = notebook(**layout) + ending
     path.write_text(text, encoding="utf-8")
-    write_changes(mend(unclamp(path), paths=(path,)).changes)
+    write_changes(plan_of(unclamp(path), paths=(path,)).changes)
     assert path.read_text(encoding="utf-8") == text.replace("min(config.batch_size, 2)", "config.batch_size")
 
 
 def test_a_notebook_that_cannot_be_written_as_it_was_is_left(tmp_path: Path) -> None:
     path = tmp_path / "train.ipynb"
     path.write_text(notebook(indent=1).replace('"nbformat": 4', '"nbformat":    4'))
-    mending = mend(unclamp(path), paths=(path,))
-    assert mending.changes == ()
-    assert "laid out" in mending.left[0][1]
+    plan = plan_of(unclamp(path), paths=(path,))
+    assert plan.changes == ()
+    assert "unusual layout" in plan.left[0][1]
 
 
 def test_a_magic_line_of_a_notebook_is_not_edited(tmp_path: Path) -> None:
     path = tmp_path / "train.ipynb"
     path.write_text(notebook(indent=1))
-    assert patch_of((edit(str(path), 1, 0, 0, "x = 1\n"),), desk_of(path)) is None
-    assert patch_of((edit(str(path), 2, 0, 0, "x = 1\n", end_line=3),), desk_of(path)) is not None
+    assert patch_of(found(str(path), edits=(edit(str(path), 1, 0, 0, "x = 1\n"),)), path) is None
+    assert patch_of(found(str(path), edits=(edit(str(path), 2, 0, 0, "x = 1\n", end_line=3),)), path) is not None
 
 
 @settings(max_examples=200, deadline=None)
@@ -271,7 +275,7 @@ def test_an_edit_leaves_what_is_before_and_behind_it(
 
 
 def test_edits_may_not_meet() -> None:
-    with pytest.raises(CannotMend):
+    with pytest.raises(CannotFix):
         edited("abcdef", [edit("a", 1, 0, 3, "x"), edit("a", 1, 2, 4, "y")])
     assert edited("abcdef", [edit("a", 1, 0, 3, "x"), edit("a", 1, 3, 4, "y")]) == "xyef"
     assert edited("abcdef", [edit("a", 1, 0, 3, "x"), edit("a", 1, 0, 3, "x")]) == "xdef"
@@ -280,7 +284,7 @@ def test_edits_may_not_meet() -> None:
 def test_every_patched_file_parses(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_bytes(CODE)
-    (change,) = mend(unclamp(path), paths=(path,)).changes
+    (change,) = plan_of(unclamp(path), paths=(path,)).changes
     ast.parse(change.after)
 
 
@@ -291,10 +295,10 @@ def test_what_parses_and_does_not_compile_is_not_written(tmp_path: Path, name: s
     cell = {"cell_type": "code", "metadata": {}, "outputs": [], "source": code}
     path.write_text(code if name.endswith(".py") else json.dumps({"cells": [cell], "nbformat": 4}, indent=1) + "\n")
     twice = found(str(path), 1, edits=(edit(str(path), 1, 5, 8, "new"),), is_safe=True)
-    mending = mend(twice, paths=(path,))
-    assert not mending.changes
-    assert len(mending.left) == 1
-    assert patch_of(twice.edits, desk_of(path)) is None
+    plan = plan_of(twice, paths=(path,))
+    assert not plan.changes
+    assert len(plan.left) == 1
+    assert patch_of(twice, path) is None
 
 
 def test_await_at_the_top_of_a_cell_is_taken(tmp_path: Path) -> None:
@@ -302,4 +306,4 @@ def test_await_at_the_top_of_a_cell_is_taken(tmp_path: Path) -> None:
     cell = {"cell_type": "code", "metadata": {}, "outputs": [], "source": "await load(size=min(8, 2))\n"}
     path.write_text(json.dumps({"cells": [cell], "nbformat": 4}, indent=1) + "\n")
     one = found(str(path), 1, edits=(edit(str(path), 1, 16, 25, "8"),), is_safe=True)
-    assert mend(one, paths=(path,)).changes
+    assert plan_of(one, paths=(path,)).changes

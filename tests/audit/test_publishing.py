@@ -7,11 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from brim.audit.found import Found
 from brim.audit.patching import Desk
-from brim.audit.publishing import in_order, publish, publish_all
+from brim.audit.publishing import in_order, publish_all
 from brim.audit.source.module import Source
-from brim.records import Diagnosis, InForce
+from brim.records import Diagnosis, Finding, InForce
 from tests.audit.parts import add_rules, edit, found, source_of
+
+
+def publish(one: Found, source: Source | None) -> Finding:
+    sources = {} if source is None else {one.file: source}
+    (finding,) = publish_all([one], sources, Desk(sources))
+    return finding
 
 
 @pytest.fixture(autouse=True)
@@ -36,13 +43,13 @@ def test_the_same_finding_is_told_once() -> None:
 
 def test_a_finding_has_its_code_and_the_severity_of_its_rule() -> None:
     source = Source("train.py", "a = 1\nb = f(\n    2,\n)\n")
-    one = publish(found(line=2, end_line=4, rule="test-medium"), source, Desk({}))
+    one = publish(found(line=2, end_line=4, rule="test-medium"), source)
     assert one.code == "b = f(\n    2,\n)"
     assert (one.severity, one.patch, one.is_safe, one.cell) == ("medium", None, False, None)
 
 
 def test_a_finding_of_a_ledger_has_no_code() -> None:
-    one = publish(found("ledger.jsonl", 7), None, Desk({}))
+    one = publish(found("ledger.jsonl", 7), None)
     assert (one.file, one.line, one.code) == ("ledger.jsonl", 7, "")
 
 
@@ -66,14 +73,13 @@ def test_a_finding_in_a_notebook_names_its_cell(tmp_path: Path) -> None:
         {"cell_type": "code", "source": "c = 3"},
     ]
     source = source_of(path, json.dumps({"cells": cells}).encode())
-    desk = Desk({str(path): source})
-    assert [publish(found(str(path), line), source, desk).cell for line in (1, 2, 3)] == [1, 1, 2]
-    assert publish(found(str(path), 3), source, desk).code == "c = 3"
+    assert [publish(found(str(path), line), source).cell for line in (1, 2, 3)] == [1, 1, 2]
+    assert publish(found(str(path), 3), source).code == "c = 3"
 
 
 def test_a_diagnosis_survives_its_file(tmp_path: Path) -> None:
     rows = (InForce(setting="batch", set=64, in_force=2, when="free_gb < 8"), InForce(setting="batch", set="auto", in_force=None))
-    finding = publish(found(in_force=rows), None, Desk({}))
+    finding = publish(found(in_force=rows), None)
     whole = Diagnosis(targets=("train.py",), findings=(finding,), files=1, lines=2, notes=("a",))
     assert Diagnosis.read(whole.write(tmp_path / "found.json")) == whole
     assert whole.at_least("low") == whole.findings

@@ -25,7 +25,7 @@ def diagnose(example: str, rule: Rule, folder: Path) -> Diagnosis:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     card = re.search(r"^# gpu: (\S+)", example, re.MULTILINE)
-    return doctor(folder, gpu=card[1] if card else None)
+    return doctor(folder, gpu=card[1] if card else None, all_rules=True)
 
 
 def told(diagnosis: Diagnosis) -> str:

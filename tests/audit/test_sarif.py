@@ -23,8 +23,58 @@ def _rules(monkeypatch: pytest.MonkeyPatch) -> None:
     add_rules(monkeypatch)
 
 
+OBJECTS: dict[str, tuple[set[str], set[str]]] = {
+    "sarifLog": ({"version", "runs"}, {"$schema", "inlineExternalProperties", "properties"}),
+    "run": ({"tool"}, {"columnKind", "results", "invocations", "artifacts", "originalUriBaseIds", "properties"}),
+    "tool": ({"driver"}, {"extensions", "properties"}),
+    "driver": ({"name"}, {"version", "semanticVersion", "informationUri", "rules", "properties"}),
+    "rule": ({"id"}, {"shortDescription", "fullDescription", "help", "helpUri", "defaultConfiguration", "properties"}),
+    "defaultConfiguration": (set(), {"level", "enabled", "rank", "properties"}),
+    "invocation": ({"executionSuccessful"}, {"toolExecutionNotifications", "exitCode", "properties"}),
+    "notification": ({"message"}, {"level", "locations", "properties"}),
+    "result": ({"message"}, {"ruleId", "ruleIndex", "level", "locations", "fixes", "properties"}),
+    "message": (set(), {"text", "markdown", "id", "arguments", "properties"}),
+    "location": (set(), {"physicalLocation", "message", "properties"}),
+    "physicalLocation": (set(), {"artifactLocation", "region", "properties"}),
+    "artifactLocation": (set(), {"uri", "uriBaseId", "index", "properties"}),
+    "region": (set(), {"startLine", "startColumn", "endLine", "endColumn", "snippet", "properties"}),
+    "snippet": (set(), {"text", "properties"}),
+    "fix": ({"artifactChanges"}, {"description", "properties"}),
+    "artifactChange": ({"artifactLocation", "replacements"}, {"properties"}),
+    "replacement": ({"deletedRegion"}, {"insertedContent", "properties"}),
+}
+"""Of each object: the properties that the schema requires, and others that it has; it allows no further ones."""
+KINDS = {
+    "runs": "run", "tool": "tool", "driver": "driver", "rules": "rule", "defaultConfiguration": "defaultConfiguration",
+    "invocations": "invocation", "toolExecutionNotifications": "notification", "results": "result", "message": "message",
+    "shortDescription": "message", "fullDescription": "message", "help": "message", "description": "message",
+    "locations": "location", "physicalLocation": "physicalLocation", "artifactLocation": "artifactLocation", "region": "region",
+    "deletedRegion": "region", "snippet": "snippet", "insertedContent": "snippet", "fixes": "fix",
+    "artifactChanges": "artifactChange", "replacements": "replacement",
+}  # fmt: skip
+
+
+def check_object(value: dict[str, Any], kind: str) -> None:
+    """The structure that the schema of 2.1.0 gives an object, and those in it."""
+    required, others = OBJECTS[kind]
+    assert required <= set(value) <= required | others, kind
+    for name, inner in value.items():
+        if name in KINDS:
+            for each in inner if isinstance(inner, list) else [inner]:
+                check_object(each, KINDS[name])
+        elif name in {"startLine", "endLine", "startColumn", "endColumn"}:
+            assert isinstance(inner, int)
+            assert inner >= 1
+        elif name == "ruleIndex":
+            assert isinstance(inner, int)
+            assert inner >= 0
+        elif name not in {"properties", "executionSuccessful"}:
+            assert isinstance(inner, str), name
+
+
 def check(log: dict[str, Any]) -> None:
-    """What the standard requires, in words: https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html."""
+    """What the standard requires: https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html."""
+    check_object(log, "sarifLog")
     assert log["version"] == "2.1.0"
     assert log["$schema"].endswith("sarif-schema-2.1.0.json")
     (run,) = log["runs"]

@@ -68,7 +68,7 @@ def test_a_clamp_is_told_with_its_place_its_table_and_its_patch(cli: Cli, projec
         "high  batch-clamped  train.py:8",
         "    -    batch_size = min(config.batch_size_per_gpu, 2)",
         "    +    batch_size = config.batch_size_per_gpu",
-        "The costliest: batch-clamped, train.py:8.\nFindings: 1 (1 high). Files read: 2, lines: 15.",
+        "Most severe: batch-clamped, train.py:8.\nFindings: 1 (1 high). Files read: 2, lines: 15.",
         "brim doctor --explain batch-clamped",
         "brim doctor --fix .",
     ):
@@ -78,7 +78,7 @@ def test_a_clamp_is_told_with_its_place_its_table_and_its_patch(cli: Cli, projec
 
 def test_clean_code_gets_one_calm_line(cli: Cli, clean: Path) -> None:
     ended = cli("doctor", ".")
-    assert (ended.code, ended.out, ended.err) == (0, "Nothing found. Files read: 2, lines: 15.\n", "")
+    assert (ended.code, ended.out, ended.err) == (0, "No findings. Files read: 2, lines: 15.\n", "")
 
 
 def test_json_is_the_record(cli: Cli, project: Path) -> None:
@@ -113,8 +113,8 @@ def test_fix_shows_the_diff_mends_and_looks_again(cli: Cli, project: Path) -> No
     ended = cli("doctor", "--fix")
     assert ended.code == 0
     assert "+    batch_size = config.batch_size_per_gpu" in ended.err
-    assert "Mended: 1, in train.py." in ended.err
-    assert ended.out.startswith("Nothing found.")
+    assert "Fixed: 1, in train.py." in ended.err
+    assert ended.out.startswith("No findings.")
     assert (project / "train.py").read_text(encoding="utf-8") == CLEAN
     assert (project / "train.py").stat().st_mode & 0o777 == 0o755
     assert cli("doctor", "--fix").err == ""
@@ -127,7 +127,7 @@ def test_diff_changes_nothing_and_git_applies_it(cli: Cli, project: Path) -> Non
     subprocess.run(["git", "init", "--quiet"], check=True, capture_output=True)
     subprocess.run(["git", "apply", "-"], input=ended.out.encode(), check=True, capture_output=True)
     assert (project / "train.py").read_text(encoding="utf-8") == CLEAN
-    assert cli("doctor", "--diff").err == "There is no safe patch.\n"
+    assert cli("doctor", "--diff").err == "There is no safe fix.\n"
 
 
 def test_fix_never_follows_a_link_out_of_its_target(cli: Cli, project: Path) -> None:
@@ -137,7 +137,7 @@ def test_fix_never_follows_a_link_out_of_its_target(cli: Cli, project: Path) -> 
     (inside / "train.py").symlink_to(project / "train.py")
     ended = cli("doctor", "inside", "--fix")
     assert ended.code == 1
-    assert "outside of what doctor was asked to look at" in ended.err
+    assert "is outside of the targets" in ended.err
     assert "--fix inside" not in ended.out
     assert (project / "train.py").read_text(encoding="utf-8") == TRAIN
 
@@ -149,8 +149,8 @@ def test_a_comment_holds_back_and_is_counted(cli: Cli, project: Path) -> None:
     (project / "train.py").write_text(text, encoding="utf-8")
     ended = cli("doctor")
     assert ended.code == 0
-    assert "Held back by comments: 1." in ended.out
-    assert "train.py:9: the comment names a rule 'nonsense' that there is not." in ended.out
+    assert "Suppressed by comments: 1." in ended.out
+    assert "train.py:9: unknown rule 'nonsense' in a comment." in ended.out
 
 
 def test_rules_can_be_left_out_or_be_the_only_ones(cli: Cli, project: Path) -> None:
@@ -163,7 +163,7 @@ def test_rules_can_be_left_out_or_be_the_only_ones(cli: Cli, project: Path) -> N
 def test_a_rule_is_explained(cli: Cli) -> None:
     ended = cli("doctor", "--explain", "batch-clamped")
     assert (ended.code, ended.err) == (0, "")
-    for text in ("batch-clamped\n", "Wrong:\n", "Right:\n", "Mend: ", "Sources:\n  https://"):
+    for text in ("batch-clamped\n", "Wrong:\n", "Right:\n", "Fix: ", "Sources:\n  https://"):
         assert text in ended.out
     document = json.loads(cli("doctor", "--explain", "batch-clamped", "--json").out)
     assert (document["schema"], document["rule"]) == ("brim.rule/1", "batch-clamped")
@@ -184,39 +184,39 @@ def test_a_file_of_a_project_that_does_not_parse_is_a_note_and_a_file_alone_an_e
     ended = cli("doctor")
     assert ended.code == 1
     assert "batch-clamped" in ended.out
-    assert re.search(r"Note: broken\.py:2 .*not valid Python", ended.out)
+    assert re.search(r"Note: Not audited: broken\.py:2 is not valid Python", ended.out)
     alone = cli("doctor", "broken.py")
     assert (alone.code, alone.out) == (2, "")
     assert "broken.py:2" in alone.err
 
 
 BAD = [
-    (("nowhere.py",), "There is no file or folder nowhere.py."),
-    (("",), "There is no file or folder ''."),
+    (("nowhere.py",), "No such file or folder: nowhere.py."),
+    (("",), "No such file or folder: ''."),
     (("binary.py",), "binary.py is not a text file."),
-    (("notes.txt",), "notes.txt is nothing that doctor can look at."),
+    (("notes.txt",), "notes.txt is not a file that doctor can audit."),
     (("empty",), "There is nothing to audit in 'empty'."),
     (("data.jsonl",), "data.jsonl"),
     (("--explain", "batch-clmped"), "Nearest: batch-clamped"),
-    (("--explain", "batch-clamped", "train.py"), "look at nothing: train.py"),
+    (("--explain", "batch-clamped", "train.py"), "do not audit anything: train.py"),
     (("--ignore", "nonsense"), "There is no rule 'nonsense'"),
     (("--only", ","), "There is no rule ''."),
     (("--gpu", "voodoo"), "There is no GPU 'voodoo'"),
     (("--gpus", "0"), "--gpus"),
     (("--json", "--format", "sarif"), "--json and --format sarif exclude each other"),
-    (("--json", "--diff"), "--diff prints a diff and no JSON"),
-    (("--format", "sarif", "--diff"), "--diff prints a diff and no JSON or SARIF"),
-    (("--rules", "-o", "rules.json"), "--output would be passed over"),
-    (("--explain", "batch-clamped", "--fix", "--gpu", "t4"), "--fix, --gpu would be passed over"),
-    (("--explain", "batch-clamped", "--format", "sarif"), "not as SARIF"),
+    (("--json", "--diff"), "--diff prints a diff; it cannot be combined"),
+    (("--format", "sarif", "--diff"), "--diff prints a diff; it cannot be combined with --json or --format sarif"),
+    (("--rules", "-o", "rules.json"), "--output would be ignored"),
+    (("--explain", "batch-clamped", "--fix", "--gpu", "t4"), "--fix, --gpu would be ignored"),
+    (("--explain", "batch-clamped", "--format", "sarif"), "not sarif"),
     (("--rules", "--explain", "all"), "--explain and --rules exclude each other"),
-    (("--yes",), "does nothing without --fix"),
+    (("--yes",), "has no effect without --fix"),
     (("--only", "batch-clamped", "--ignore", "batch_clamped"), "name the same rule: batch-clamped"),
-    (("--no-predict", "--model", "gpt2"), "--model would be passed over"),
+    (("--no-predict", "--model", "gpt2"), "--model would be ignored"),
     (("--model", "gpt2x"), "There is no model 'gpt2x'"),
     (("--seq-len", "0"), "--seq-len"),
     (("--fix", "--diff"), "--fix and --diff exclude each other"),
-    (("-o", "no/such/folder.json"), "-o needs the name of a file"),
+    (("-o", "no/such/folder.json"), "name a file in an existing folder"),
     (("--fail-on", "often"), "'often' is not one of"),
 ]
 

@@ -64,7 +64,7 @@ def test_own_runs_are_audited_where_their_folder_is_named_and_told_of_elsewhere(
     write("brim-runs/first/ledger.jsonl", BROKEN_PROMISE)
     ended = cli("doctor", ".")
     assert ended.code == 0
-    assert "Note: Not every run in '.' was looked at. Name the others: `brim doctor brim-runs`" in ended.out
+    assert "Note: Not every run in '.' was audited. To audit the others: `brim doctor brim-runs`" in ended.out
     assert "run-promise-broken" in cli("doctor", "brim-runs").out
 
 
@@ -110,7 +110,7 @@ def test_a_launcher_brings_the_scripts_that_it_calls(cli: Cli, here: Path) -> No
     write("module.sh", "torchrun tools/train.py --batch-size 64\npython -m jobs.train --batch-size 2\npython gone.py\n")
     ended = cli("doctor", "module.sh")
     assert "jobs/train.py:8" in ended.out
-    assert "Note: module.sh calls gone.py, which lies neither beside it nor here, and was not read." in ended.out
+    assert "Note: module.sh calls gone.py, which is neither in its folder nor in the current one, and was not read." in ended.out
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_git_applies_the_diff_wherever_we_stand(
     ended = cli("doctor", "--diff", target)
     assert ".." not in ended.out
     root = [] if folder != "other" else ["-C", ".."]
-    assert ("apply it with `git -C .. apply`" in ended.err) == bool(root)
+    assert ("Apply the diff with `git -C .. apply`" in ended.err) == bool(root)
     git(*root, "apply", "-", input=ended.out.encode())
     assert (here / "sub" / "train.py").read_text(encoding="utf-8") == CLEAN
 
@@ -211,7 +211,7 @@ def test_the_order_is_by_cost_and_the_costliest_stands_at_the_end_again(cli: Cli
     write("train.py", TRAIN.replace("shuffle=True", "shuffle=True, num_workers=0, pin_memory=False"))
     words = [line.split()[0] for line in cli("doctor").out.splitlines() if line.startswith(("high", "medium", "low"))]
     assert words == sorted(words, key=["high", "medium", "low"].index)
-    assert "\nThe costliest: batch-clamped, train.py:8.\nFindings: " in cli("doctor").out
+    assert "\nMost severe: batch-clamped, train.py:8.\nFindings: " in cli("doctor").out
 
 
 def test_names_and_severities_of_the_api_are_checked() -> None:

@@ -63,9 +63,9 @@ SURFACE = {
         "--micro-batch", "--no-verify", "--output", "--seq-len", "--verify", "-h", "-o", "recipe",
     ],
     "doctor": [
-        "--config", "--diff", "--explain", "--fail-on", "--fix", "--format", "--gpu", "--gpus", "--help", "--ignore", "--json", "--lang",
-        "--max-length", "--model", "--no-predict", "--only", "--output", "--predict", "--rules", "--seq-len", "--yes", "-h", "-o",
-        "targets",
+        "--all", "--baseline", "--config", "--diff", "--explain", "--fail-on", "--fix", "--format", "--gpu", "--gpus", "--help",
+        "--ignore", "--json", "--lang", "--max-length", "--model", "--no-predict", "--only", "--output", "--predict", "--rules",
+        "--select", "--seq-len", "--unsafe", "--verbose", "--write-baseline", "--yes", "-h", "-o", "targets",
     ],
     "train": [
         "--accumulation", "--adam-beta1", "--adam-beta2", "--adam-epsilon", "--attention", "--base-dtype", "--batch-size",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from brim.audit.editing import CannotMend, edited
+from brim.audit.editing import CannotFix, edited
 from brim.audit.source.module import Source
 from brim.locale import _
 
@@ -68,7 +68,7 @@ class Notebook:
         document = json.loads(self.text)
         cells = _code_cells(document)
         if layout is None or len(cells) != len(self.source.cells):
-            raise CannotMend(_("The notebook is not laid out as notebooks are, so it cannot be written back as it was."))
+            raise CannotFix(_("The notebook's JSON has an unusual layout that would not be preserved."))
         by_cell: dict[int, list[Edit]] = {}
         for edit in edits:
             by_cell.setdefault((cell_of(self.source, edit.line) or 1) - 1, []).append(edit)
@@ -76,7 +76,7 @@ class Notebook:
             cell, before = cells[index], self.source.cells[index] - 1
             code = "".join(cell.get("source", ""))
             if not all(self._is_unchanged(edit, code, before) for edit in own):
-                raise CannotMend(_("The patch does not stay within the lines of one cell."))
+                raise CannotFix(_("The fix is not within the lines of one cell."))
             moved = [replace(edit, line=edit.line - before, end_line=edit.end_line - before) for edit in own]
             _put(cell, edited(code, moved))
         return self._write(document, layout)

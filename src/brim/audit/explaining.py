@@ -22,7 +22,7 @@ _ALWAYS: Final = frozenset({"kind", "step", "effective_batch", "memory_limit_byt
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """A rule in the language in force."""
+    """A rule in the selected language."""
 
     rule: str
     group: Group
@@ -43,12 +43,12 @@ class Explanation:
 
 
 def explain(name: str) -> Explanation:
-    """Tell about one rule; an unknown name is an error that holds the nearest."""
+    """One rule; an unknown name is an error with the nearest names."""
     return _explained(find_rule(name))
 
 
 def explain_all() -> list[Explanation]:
-    """Tell about all rules, in the order in which they are written."""
+    """All rules, in the order in which they are written."""
     return [_explained(rule) for rule in RULES.values()]
 
 

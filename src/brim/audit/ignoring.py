@@ -1,4 +1,4 @@
-"""`# brim: ignore[rule]`: the reader of the code says that a finding is meant.
+"""`# brim: ignore[rule]`: comments that suppress findings.
 
 It counts on the line of the finding, on the first line of its statement, and on a line of its own above either. Only comments
 count: the same words inside a string are a string.
@@ -88,7 +88,7 @@ def wishes_of(source: Source) -> Wishes:
 def _take(match: re.Match[str], line: int, file: str, wishes: Wishes) -> None:
     """One comment's wish, and a note where it says nothing that can be done."""
     if match["open"] and not match["close"]:
-        text = _("{file}:{line}: the comment `# brim: ignore[` has no closing bracket, and holds nothing back.")
+        text = _("{file}:{line}: `# brim: ignore[` has no closing bracket and is ignored.")
         wishes.notes.append(text.format(file=file, line=line))
         return
     names = (
@@ -101,14 +101,14 @@ def _take(match: re.Match[str], line: int, file: str, wishes: Wishes) -> None:
         if line <= FILE_LINES:
             wishes.everywhere.append(names)
         else:
-            text = _("{file}:{line}: `# brim: ignore-file` counts in the first {count} lines only.")
+            text = _("{file}:{line}: `# brim: ignore-file` is ignored below line {count}.")
             wishes.notes.append(text.format(file=file, line=line, count=FILE_LINES))
     else:
         wishes.by_line.setdefault(line, []).append(names)
 
 
 def _unknown(name: str, file: str, line: int) -> str:
-    text = _("{file}:{line}: the comment names a rule {name!r} that there is not.").format(file=file, line=line, name=name)
+    text = _("{file}:{line}: unknown rule {name!r} in a comment.").format(file=file, line=line, name=name)
     nearest = nearest_rules(name)
     return sentences(text, _("Nearest: {names}.").format(names=", ".join(nearest)) if nearest else "")
 
@@ -167,7 +167,7 @@ def _shell_comments(text: str) -> Iterator[Comment]:
         if document:
             document = "" if content.strip() == document else document
             continue
-        place, quote = _comment_place(content, quote)
+        place, quote = comment_place(content, quote)
         code = content if place is None else content[:place]
         if place is not None:
             yield line, content[place:], not code.strip()
@@ -175,7 +175,7 @@ def _shell_comments(text: str) -> Iterator[Comment]:
             document = match[2]
 
 
-def _comment_place(content: str, quote: str) -> tuple[int | None, str]:
+def comment_place(content: str, quote: str) -> tuple[int | None, str]:
     """Where the comment of a line begins, and which quotation is open at the line's end."""
     escaped = False
     for place, letter in enumerate(content):

@@ -1,13 +1,14 @@
-"""What the checks found, made ready for people: with its code, its patch and its place in the order of cost."""
+"""Findings as records: with their code, their fix and their place in the order."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, get_args
 
 from brim.audit.cells import cell_of
-from brim.audit.patching import patch_of
+from brim.audit.patching import diffs_of
 from brim.audit.rules import RULES
 from brim.audit.rules.rule import Group
+from brim.locale import _
 from brim.records.findings import SEVERITIES, Finding, Severity
 
 if TYPE_CHECKING:
@@ -33,9 +34,18 @@ def in_order(found: Iterable[Found]) -> list[Found]:
     return sorted(once.values(), key=_cost)
 
 
-def publish(found: Found, source: Source | None, desk: Desk) -> Finding:
-    """A finding as it leaves doctor. `source` is None where there is no code to show, as of a ledger."""
-    patch = patch_of(found.edits, desk) if found.edits else None
+def publish_all(
+    found: Iterable[Found], sources: Mapping[str, Source], desk: Desk, notes: list[str] | None = None
+) -> tuple[Finding, ...]:
+    """All findings, in order. `sources` has no entry where there is no code to show, as of a ledger."""
+    ordered = in_order(found)
+    diffs = diffs_of([each for each in ordered if each.edits], desk)
+    if notes is not None and desk.is_exhausted:
+        notes.append(_("There are too many suggested fixes to check each: some are left out."))
+    return tuple(_publish(each, sources.get(each.file), diffs.get(each), desk) for each in ordered)
+
+
+def _publish(found: Found, source: Source | None, patch: str | None, desk: Desk) -> Finding:
     return Finding(
         rule=found.rule,
         file=found.file,
@@ -44,23 +54,17 @@ def publish(found: Found, source: Source | None, desk: Desk) -> Finding:
         severity=severity_of(found),
         confidence=found.confidence,
         message=found.message,
-        code=_code(found, source),
+        code=code_of(found, source),
         in_force=found.in_force,
         patch=patch,
-        is_safe=found.is_safe and patch is not None,
+        is_safe=found.is_safe and patch is not None and not desk.checks.deletes_code(found.edits),
         cell=None if source is None else cell_of(source, found.line),
     )
 
 
-def publish_all(found: Iterable[Found], sources: Mapping[str, Source], desk: Desk) -> tuple[Finding, ...]:
-    """All of them, in order."""
-    return tuple(publish(each, sources.get(each.file), desk) for each in in_order(found))
-
-
-def _code(found: Found, source: Source | None) -> str:
-    if source is None:
-        return ""
-    return "\n".join(source.text.split("\n")[max(0, found.line - 1) : max(found.line, found.end_line)])
+def code_of(found: Found, source: Source | None) -> str:
+    """The lines that a finding is about."""
+    return "" if source is None else "\n".join(source.lines[max(0, found.line - 1) : max(found.line, found.end_line)])
 
 
 def _cost(found: Found) -> tuple[int, int, int, str, int, str]:

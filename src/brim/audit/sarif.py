@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -30,6 +31,7 @@ _HUNK: Final = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,\d+)? @@")
 
 def to_sarif(diagnosis: Diagnosis) -> dict[str, Any]:
     """One run of one tool, with the rules that found something."""
+    _lines_of.cache_clear()
     names = list(dict.fromkeys(finding.rule for finding in diagnosis.findings))
     run: dict[str, Any] = {
         "tool": {"driver": {"name": "brim doctor", "version": __version__, "rules": [_rule(RULES[name]) for name in names]}},
@@ -73,7 +75,7 @@ def _result(finding: Finding, rule_index: int) -> dict[str, Any]:
     if finding.cell is not None:
         result["properties"]["cell"] = finding.cell
     if finding.patch is not None:
-        text = _("The patch of {rule}").format(rule=finding.rule)
+        text = _("Fix for {rule}").format(rule=finding.rule)
         result["fixes"] = [{"description": {"text": text}, "artifactChanges": list(_changes(finding))}]
     return result
 
@@ -95,13 +97,19 @@ def _region(finding: Finding) -> dict[str, Any]:
     return region
 
 
+@lru_cache(maxsize=1)
+def _lines_of(file: str) -> list[str]:
+    """Of the notebook at hand; its findings come one after another."""
+    try:
+        return Path(file).read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, ValueError):
+        return []
+
+
 def _line_in_notebook(finding: Finding) -> int:
     """The line of the notebook's JSON that holds the first line of code; editors count lines of the file, not of the cells."""
     code = next((line for line in finding.code.split("\n") if line.strip()), "")
-    try:
-        lines = Path(finding.file).read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, ValueError):
-        return 1
+    lines = _lines_of(finding.file)
     spellings = {json.dumps(code, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)}
     return next((line for line, text in enumerate(lines, start=1) if code and any(each in text for each in spellings)), 1)
 

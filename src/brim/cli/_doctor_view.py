@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from brim.records import Diagnosis, Finding, InForce
 
 _STYLES: Final = {"high": "bold red", "medium": "yellow", "low": "cyan"}
+_GITHUB_LEVELS: Final = {"high": "error", "medium": "warning", "low": "notice"}
+_PLACES: Final = 3
+"""How many places of a repeated finding are shown."""
 _CODE_LINES: Final = 5
 _DIFF_LINES: Final = 12
 _ROWS: Final = 12
@@ -29,25 +32,56 @@ _BEYOND: Final = 30
 """Characters of code before a change that tell where it is."""
 
 
-def diagnosis_blocks(diagnosis: Diagnosis) -> Iterator[RenderableType]:
-    """The whole answer: findings by group, the group with the costliest one first, and that one named again at the end.
+def diagnosis_blocks(diagnosis: Diagnosis, *, verbose: bool = False) -> Iterator[RenderableType]:
+    """The whole report: findings by group, the group with the most severe one first, and that one named again at the end.
 
-    A terminal shows the bottom of what is long.
+    A terminal shows the bottom of what is long. Equal findings in several places are shown together, unless `verbose`.
     """
     groups: dict[str, list[Finding]] = {}
     for finding in sorted(diagnosis.findings, key=lambda each: SEVERITIES.index(each.severity)):
         groups.setdefault(RULES[finding.rule].group, []).append(finding)
     for group, findings in groups.items():
         yield from (_styled(f"{_heading(group)} ({len(findings)})", "bold"), "")
-        for finding in findings:
-            yield from (*_finding(finding), "")
+        for alike in [[each] for each in findings] if verbose else _alike(findings):
+            yield from (*(_finding(alike[0]) if len(alike) == 1 else _repeated(alike)), "")
     if diagnosis.notes:
         yield from (*(_("Note: {text}").format(text=shown(text)) for text in diagnosis.notes), "")
     if diagnosis.findings:
-        yield _costliest(diagnosis)
-    yield _tally(diagnosis)
+        yield _most_severe(diagnosis)
+    yield tally(diagnosis)
     if diagnosis.findings:
         yield grid(_next(diagnosis))
+
+
+def _alike(findings: Iterable[Finding]) -> list[list[Finding]]:
+    """Findings of one rule, severity and message together, in the order of their first."""
+    groups: dict[tuple[str, str, str, str], list[Finding]] = {}
+    for each in findings:
+        groups.setdefault((each.rule, each.severity, each.confidence, each.message), []).append(each)
+    return list(groups.values())
+
+
+def concise_line(finding: Finding) -> str:
+    """One line: `train.py:8: high batch-clamped MESSAGE`."""
+    message = " ".join(finding.message.split())
+    return printable_line(f"{finding.file}:{finding.line}: {finding.severity} {finding.rule} {message}")
+
+
+def github_line(finding: Finding) -> str:
+    """A workflow command, which GitHub shows beside the code of a pull request.
+
+    https://docs.github.com/actions/reference/workflow-commands-for-github-actions
+    """
+    fields = {"file": finding.file, "line": finding.line, "endLine": finding.end_line, "title": f"brim doctor: {finding.rule}"}
+    if finding.cell is not None:
+        del fields["line"], fields["endLine"]  # lines of the cells, not of the file
+    given = ",".join(f"{name}={_escaped(str(value), in_field=True)}" for name, value in fields.items())
+    return f"::{_GITHUB_LEVELS[finding.severity]} {given}::{_escaped(finding.message)}"
+
+
+def _escaped(text: str, *, in_field: bool = False) -> str:
+    made = printable_line(text.replace("\r", "").replace("\n", "\0").replace("%", "%25").replace("\0", "%0A"))
+    return made.replace(":", "%3A").replace(",", "%2C") if in_field else made
 
 
 def show_explanation(told: Explanation) -> None:
@@ -62,7 +96,7 @@ def show_explanation(told: Explanation) -> None:
             if len(files) > 1:
                 show(indented(f"{name}:"))
             show(*(_line(f"    {shown(line)}") for line in text.strip("\n").split("\n")), "")
-    show(_("Mend: {text}").format(text=told.mend), "")
+    show(_("Fix: {text}").format(text=told.mend), "")
     show(_("Sources:"), *(indented(address) for address in told.sources))
 
 
@@ -73,7 +107,7 @@ def show_rules(rules: Iterable[Explanation]) -> None:
         groups.setdefault(rule.group, []).append(rule)
     for group, own in groups.items():
         show(_styled(_heading(group), "bold"), grid((rule.rule, f"{rule.severity:7} {rule.title}") for rule in own), "")
-    show(_("Rules: {count}. `brim doctor --explain RULE` tells more.").format(count=sum(len(own) for own in groups.values())))
+    show(_("Rules: {count}. `brim doctor --explain RULE` explains one.").format(count=sum(len(own) for own in groups.values())))
 
 
 def shown(text: str) -> str:
@@ -102,21 +136,40 @@ def _heading(group: str) -> str:
 
 
 def _finding(finding: Finding) -> list[RenderableType]:
-    """Where, what, the code, what is in force, the patch."""
-    parts: list[RenderableType] = [_head(finding), *(indented(shown(line)) for line in finding.message.splitlines())]
-    if finding.code and not _is_in_patch(finding):
-        parts += _code(finding.code, finding.line)
-    if any(row.in_force is not None for row in finding.in_force):
-        parts.append(_rows(finding.in_force))
-    if finding.patch:
-        parts += _patch(finding)
+    """Where, what, the code, the actual values, the fix."""
+    has_rows = any(row.in_force is not None for row in finding.in_force)
+    rows = [_rows(finding.in_force)] if has_rows else []
+    return [_head(finding, _place(finding)), *_message(finding), *_shown_code(finding), *rows, *_patch(finding)]
+
+
+def _repeated(findings: Sequence[Finding]) -> list[RenderableType]:
+    """One message for several places, of which the first few are shown."""
+    first = findings[0]
+    parts = [_head(first, _("{count} places").format(count=len(findings))), *_message(first)]
+    if any(row.in_force is not None for row in first.in_force) and all(each.in_force == first.in_force for each in findings):
+        parts.append(_rows(first.in_force))
+    for each in findings[:_PLACES]:
+        parts += [indented(_place(each)), *_shown_code(each), *_patch(each)]
+    if len(findings) > _PLACES:
+        parts.append(indented(_("... and {count} more; --verbose shows all.").format(count=len(findings) - _PLACES)))
     return parts
 
 
-def _head(finding: Finding) -> RenderableType:
+def _message(finding: Finding) -> list[RenderableType]:
+    return [indented(shown(line)) for line in finding.message.splitlines()]
+
+
+def _shown_code(finding: Finding) -> list[RenderableType]:
+    """The lines of code, unless the fix shows them."""
+    return _code(finding.code, finding.line) if finding.code and not _is_in_patch(finding) else []
+
+
+def _place(finding: Finding) -> str:
     where = shown(f"{finding.file}:{finding.line}")
-    if finding.cell is not None:
-        where += " " + _("(cell {number})").format(number=finding.cell)
+    return where if finding.cell is None else where + " " + _("(cell {number})").format(number=finding.cell)
+
+
+def _head(finding: Finding, where: str) -> RenderableType:
     words = [finding.severity, finding.rule, where]
     if finding.confidence != "high":
         words.append(_("(confidence: {word})").format(word=finding.confidence))
@@ -136,18 +189,18 @@ def _code(code: str, first: int) -> list[RenderableType]:
 
 
 def _rows(rows: Sequence[InForce]) -> RenderableType:
-    """What you set, and what is in force then. The condition may be long, so it is the column that is folded."""
+    """What you set, and the actual value. The condition may be long, so it is the column that is folded."""
     from rich.padding import Padding
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
     has_conditions = any(row.when for row in rows)
-    for heading in (_("Setting"), _("You set"), _("In force")):
+    for heading in (_("Setting"), _("You set"), _("Actual")):
         made.add_column(heading, overflow="fold")
     if has_conditions:
         made.add_column(_("When"), overflow="fold")
     for row in rows[:_ROWS]:
-        cells = [shown(row.setting), _value(row.set), _value(row.in_force, unknown=_("not known"))]
+        cells = [shown(row.setting), _value(row.set), _value(row.in_force, unknown=_("unknown"))]
         made.add_row(*cells, *([shown(row.when)] if has_conditions else []))
     if len(rows) > _ROWS:
         made.add_row("...")
@@ -187,15 +240,17 @@ def _code_of(line: str) -> str:
 
 
 def _patch(finding: Finding) -> list[RenderableType]:
-    """What changes, with a title that says who may apply it."""
+    """What changes, with a title that says whether --fix applies it."""
+    if not finding.patch:
+        return []
     colours = {"+": "green", "-": "red"}
     lines = _changed(finding)
     made = [_line(f"    {line}", colours.get(line[:1], "")) for line in _near_the_change([shown(line) for line in lines])]
     made = made[:_DIFF_LINES]
     if len(lines) > len(made):
         made.append(_line("    ..."))
-    said = _("Patch, which --fix applies:") if finding.is_safe else _("Patch, to be judged by you:")
-    return [indented(said), *made]
+    title = _("Fix (--fix applies it):") if finding.is_safe else _("Suggested fix (review it):")
+    return [indented(title), *made]
 
 
 def _near_the_change(lines: list[str]) -> list[str]:
@@ -224,27 +279,28 @@ def _styled(text: str, style: str) -> RenderableType:
     return Text(text, style=style) if is_terminal() else text
 
 
-def _tally(diagnosis: Diagnosis) -> str:
+def tally(diagnosis: Diagnosis) -> str:
+    """The last line: what was found, and in how much."""
     read = _("Files read: {files:,}, lines: {lines:,}.").format(files=diagnosis.files, lines=diagnosis.lines)
-    held = _("Held back by comments: {count}.").format(count=diagnosis.ignored) if diagnosis.ignored else ""
+    held = _("Suppressed by comments: {count}.").format(count=diagnosis.ignored) if diagnosis.ignored else ""
     if not diagnosis.findings:
-        return " ".join(part for part in (_("Nothing found."), read, held) if part)
+        return " ".join(part for part in (_("No findings."), read, held) if part)
     counts = {severity: sum(each.severity == severity for each in diagnosis.findings) for severity in SEVERITIES}
     parts = ", ".join(f"{count} {severity}" for severity, count in counts.items() if count)
     found = _("Findings: {count} ({parts}).").format(count=len(diagnosis.findings), parts=parts)
     return " ".join(part for part in (found, read, held) if part)
 
 
-def _costliest(diagnosis: Diagnosis) -> str:
+def _most_severe(diagnosis: Diagnosis) -> str:
     first = min(diagnosis.findings, key=lambda each: SEVERITIES.index(each.severity))
-    return _("The costliest: {rule}, {place}.").format(rule=first.rule, place=shown(f"{first.file}:{first.line}"))
+    return _("Most severe: {rule}, {place}.").format(rule=first.rule, place=shown(f"{first.file}:{first.line}"))
 
 
 def _next(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     """What to type now."""
-    rows = [(f"brim doctor --explain {diagnosis.findings[0].rule}", _("why it matters, and where that can be read"))]
+    rows = [(f"brim doctor --explain {diagnosis.findings[0].rule}", _("why it matters, with sources"))]
     safe = sum(finding.is_safe for finding in diagnosis.findings)
     if safe:
         command = shlex.join(["brim", "doctor", "--fix", *diagnosis.targets])
-        rows.append((command, _("apply the safe patches: {count}").format(count=safe)))
+        rows.append((command, _("apply the safe fixes: {count}").format(count=safe)))
     return rows

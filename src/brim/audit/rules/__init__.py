@@ -13,11 +13,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from brim.audit.rules.rule import Rule
+    from brim.records.findings import Severity
 
 
 RULES: Final[dict[str, Rule]] = {
     rule.name: rule for rule in (*values.RULES, *ignored.RULES, *loops.RULES, *calls.RULES, *config.RULES, *run.RULES)
 }
+
+_EVERY: Final[frozenset[Severity]] = frozenset({"high", "medium", "low"})
+OFF_BY_DEFAULT: Final[dict[str, frozenset[Severity]]] = {
+    "item-every-step": _EVERY,
+    "workers-hard-coded": _EVERY,
+    "pinning-off": _EVERY,
+    "config-cancels": frozenset({"low"}),
+}
+"""Findings of little value: reported with `--all`, or if the rule is selected by name."""
+
+
+def is_off_by_default(rule: str, severity: Severity) -> bool:
+    """Whether a finding is only reported on request."""
+    return severity in OFF_BY_DEFAULT.get(rule, ())
 
 
 def find_rule(name: str) -> Rule:

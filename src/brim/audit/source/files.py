@@ -7,15 +7,18 @@ import io
 import json
 import os
 import re
+import sys
 import tokenize
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brim.audit.source.module import Module, Source
+from brim.audit.source.newer_syntax import needed_version
 from brim.audit.source.project import Project
 from brim.errors import UsageError
 from brim.locale import _
+from brim.sizes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,6 +46,7 @@ _LARGEST_FILE_BYTES = 4_000_000
 _LARGEST_CONFIG_BYTES = 500_000
 MOST_FILES = 20_000
 _MOST_IMPORTED = 60
+_MOST_NAMED = 3
 
 
 def read_project(targets: Sequence[Path], *, gpu: str | None = None) -> Project:
@@ -59,6 +63,7 @@ def read_project(targets: Sequence[Path], *, gpu: str | None = None) -> Project:
                 seen.add(real)
                 _add(project, path, root, is_named=path == target)
     _add_what_is_imported(project, seen)
+    project.notes += _newer_notes(project)
     return project
 
 
@@ -114,7 +119,11 @@ def _is_skipped(folder: Path) -> bool:
 def _add(project: Project, path: Path, root: Path, *, is_named: bool) -> None:
     limit = _LARGEST_CONFIG_BYTES if path.suffix in _CONFIG_ENDINGS else _LARGEST_FILE_BYTES
     try:
-        if not path.is_file() or (path.stat().st_size > limit and not is_named):
+        size = path.stat().st_size if path.is_file() else None
+        if size is None or (size > limit and not is_named):
+            if size is not None and path.suffix not in _CONFIG_ENDINGS:
+                text = _("{file} was not read: it has {size}, more than {limit}.")
+                project.notes.append(text.format(file=shown(path), size=format_bytes(size), limit=format_bytes(limit)))
             return
         data = path.read_bytes()
     except OSError as error:
@@ -136,13 +145,60 @@ def _add_module(project: Project, path: Path, root: Path, data: bytes, *, is_nam
         source = notebook(shown(path), data) if path.suffix == ".ipynb" else Source(shown(path), python_text(data))
         project.modules.append(parse(source, _module_name(path, root)))
         project.notes += source.notes
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = getattr(error, "lineno", None)
-        where = f"{shown(path)}:{line}" if line else shown(path)
-        why = getattr(error, "msg", None) or str(error)
+    except (SyntaxError, ValueError, LookupError, RecursionError, MemoryError) as error:
+        version = _version_for(data) if isinstance(error, SyntaxError) and path.suffix != ".ipynb" else None
+        if version is not None and not is_named:
+            project.needing_newer.setdefault(version, []).append(shown(path))
+            return
+        why = _why_not_read(shown(path), error, version)
         if is_named:
-            raise UsageError(_("{where} is not valid Python: {why}.").format(where=where, why=why)) from error
-        project.notes.append(_("{where} was not audited, for it is not valid Python: {why}.").format(where=where, why=why))
+            raise UsageError(why) from error
+        project.notes.append(_("Not audited: {why}").format(why=why))
+
+
+def _version_for(data: bytes) -> tuple[int, int] | None:
+    """The Python that could parse a file which this one cannot."""
+    try:
+        return needed_version(python_text(data))
+    except (SyntaxError, ValueError, LookupError, RecursionError):
+        return None
+
+
+def _why_not_read(file: str, error: Exception, version: tuple[int, int] | None) -> str:
+    if version is not None:
+        text = _("{file} needs Python >= {version} to read; this is Python {running}.")
+        return text.format(file=file, version=_dotted(version), running=_dotted(sys.version_info[:2]))
+    if isinstance(error, RecursionError | MemoryError):
+        return _("{file} is nested too deeply to be parsed.").format(file=file)
+    if isinstance(error, LookupError | UnicodeError):
+        return _("{file} cannot be decoded: {why}.").format(file=file, why=error)
+    line, why = getattr(error, "lineno", None), getattr(error, "msg", None) or str(error)
+    where = f"{file}:{line}" if line else file
+    return _("{where} is not valid Python: {why}.").format(where=where, why=why)
+
+
+def _newer_notes(project: Project) -> Iterator[str]:
+    """One note for all files that need the same newer Python."""
+    for version, files in sorted(project.needing_newer.items()):
+        text = _("Needs Python >= {version} to read, not audited: {count} ({files}). This is Python {running}.")
+        names = ", ".join(files[:_MOST_NAMED]) + (", ..." if files[_MOST_NAMED:] else "")
+        yield text.format(version=_dotted(version), count=len(files), files=names, running=_dotted(sys.version_info[:2]))
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def module_of(data: bytes, before: Module) -> Module:
+    """The module with another content of its file."""
+    file = before.source.file
+    source = notebook(file, data) if file.endswith(".ipynb") else Source(file, python_text(data))
+    return parse(source, before.name)
+
+
+def text_of_config(data: bytes, file: str) -> Source:
+    """A config or a launcher of that content."""
+    return Source(file, _decoded(data))
 
 
 def parse(source: Source, name: str) -> Module:
@@ -155,7 +211,10 @@ def parse(source: Source, name: str) -> Module:
 
 def python_text(data: bytes) -> str:
     """The text of a Python file, in the encoding that it declares; line ends become \\n, as `ast` counts them."""
-    encoding, _lines = tokenize.detect_encoding(io.BytesIO(data).readline)
+    try:
+        encoding, _lines = tokenize.detect_encoding(io.BytesIO(data).readline)
+    except SyntaxError as error:
+        raise UnicodeError(error.msg) from error
     text = data.decode(encoding)
     return text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", " ")
 
@@ -173,7 +232,7 @@ def notebook(file: str, data: bytes) -> Source:
     document = json.loads(data.decode("utf-8-sig"))
     cells = document.get("cells") if isinstance(document, dict) else None
     if not isinstance(cells, list):
-        raise ValueError(_("it is no notebook of format 4"))  # noqa: TRY004 (the file is wrong, not a type)
+        raise ValueError(_("it is not a notebook of format 4"))  # noqa: TRY004 (the file is wrong, not a type)
     text: list[str] = []
     starts: list[int] = []
     notes: list[str] = []
@@ -184,9 +243,17 @@ def notebook(file: str, data: bytes) -> Source:
         lines = _cell_lines(cell.get("source", ""))
         read = _python_of(lines)
         if read is None:
-            notes.append(_("{file}: cell {cell} was not read, for it is no Python.").format(file=file, cell=len(starts)))
+            notes.append(_why_no_cell(file, len(starts), lines))
         text += read or [""] * len(lines)
     return Source(file, "\n".join(text) + "\n", tuple(starts), tuple(notes))
+
+
+def _why_no_cell(file: str, cell: int, lines: list[str]) -> str:
+    version = needed_version("\n".join(lines))
+    if version is None:
+        return _("{file}: cell {cell} was not read: it is not Python.").format(file=file, cell=cell)
+    text = _("{file}: cell {cell} needs Python >= {version} to read.")
+    return text.format(file=file, cell=cell, version=_dotted(version))
 
 
 def _python_of(lines: list[str]) -> list[str] | None:

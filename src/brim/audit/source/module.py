@@ -31,6 +31,11 @@ class Source:
     notes: tuple[str, ...] = ()
     """What of it was not read."""
 
+    @cached_property
+    def lines(self) -> list[str]:
+        """The lines of the text, without their ends."""
+        return self.text.split("\n")
+
 
 @dataclass
 class Module:
@@ -46,7 +51,7 @@ class Module:
     @cached_property
     def lines(self) -> list[str]:
         """The lines of the text, without their ends."""
-        return self.source.text.split("\n")
+        return self.source.lines
 
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
@@ -145,6 +150,13 @@ class Module:
             edits=edits,
             is_safe=is_safe,
         )
+
+
+def start_line(node: ast.AST) -> int:
+    """The first line of a statement, its decorators included; of a `case` that of its pattern."""
+    placed = node.pattern if isinstance(node, ast.match_case) else node
+    lines: list[int] = [each.lineno for each in getattr(node, "decorator_list", ())]
+    return min([getattr(placed, "lineno", 1), *lines])
 
 
 def functions_of(tree: ast.AST) -> Iterator[Function]:
