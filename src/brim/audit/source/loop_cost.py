@@ -25,10 +25,13 @@ if TYPE_CHECKING:
 _LOSS: Final = re.compile(r"loss|cost|objective|nll|elbo", re.IGNORECASE)
 _KEEPS: Final = frozenset({"mean", "sum", "cpu", "to", "float", "double", "cuda", "clone", "squeeze", "reshape", "view"})
 """Methods whose result still holds the graph."""
-_ACCELERATOR: Final = r"cuda|\.to\(|accelerator|fabric|xpu|mps"
+_ACCELERATOR: Final = r"\.cuda\(|['\"]cuda|\.to\((?!\s*['\"]cpu)|accelerator|fabric|xpu|mps|device_map"
 _AVAILABLE: Final = re.compile(r"is_available|device|cuda")
 """Conditions that hold all the time on the machine that matters."""
 _MEASURED: Final = re.compile(r"loss|cost|nll|norm|acc|correct|metric|score|error|grad", re.IGNORECASE)
+_REDUCED: Final = frozenset({"sum", "mean", "max", "min", "norm", "any", "all"})
+_FINDS_SIZE: Final = re.compile(r"batch_?size|probe|search|profil|bench|measure|memory", re.IGNORECASE)
+"""Functions that try sizes one after another: they empty the cache so that each trial starts alike."""
 _EVALUATION: Final = re.compile(r"val|eval|test|dev|predict|infer", re.IGNORECASE)
 
 
@@ -179,6 +182,8 @@ def check_empty_cache(module: Module, project: Project) -> Iterator[Found]:
     """The allocator's cache is thrown away after every batch."""
     for loop in loops_of(module, project):
         backward = loop.backwards[-1]
+        if _tries_sizes(loop):
+            continue
         for event in loop.of("empty"):
             if event.place.in_handler or any(
                 not _AVAILABLE.search(ast.unparse(each.test)) for each in event.place.beyond(backward.place)
@@ -193,6 +198,14 @@ def check_empty_cache(module: Module, project: Project) -> Iterator[Found]:
             break
 
 
+def _tries_sizes(loop: TrainLoop) -> bool:
+    """A search for a batch size: by the names of its functions, or because running out of memory is part of its loop."""
+    if any(_FINDS_SIZE.search(each.place.scope.name) for each in loop.backwards):
+        return True
+    handlers = [each for each in ast.walk(loop.micro) if isinstance(each, ast.ExceptHandler) and each.type is not None]
+    return any("OutOfMemory" in ast.unparse(each.type) for each in handlers if each.type is not None)
+
+
 def _beside(event: Event, backward: Event) -> tuple[ast.AST, Module]:
     """Where something is called from the function that runs backward; where it stands, if that is another way round."""
     for site in event.path:
@@ -204,10 +217,10 @@ def _beside(event: Event, backward: Event) -> tuple[ast.AST, Module]:
 def check_item(module: Module, project: Project) -> Iterator[Found]:
     """The CPU waits for the GPU in every micro-batch."""
     for loop in loops_of(module, project):
-        if not loop.mentions(_ACCELERATOR):
+        if not loop.mentions(_ACCELERATOR) or any(_FINDS_SIZE.search(each) for each in (loop.root.name, module.name)):
             continue
         for event in loop.of("read"):
-            if event.place.in_handler or event.place.beyond(loop.backwards[-1].place) or not _MEASURED.search(event.receiver):
+            if event.place.in_handler or event.place.beyond(loop.backwards[-1].place) or not _is_on_gpu(event, loop):
                 continue
             where = event.place.scope.module
             message = _(
@@ -216,6 +229,22 @@ def check_item(module: Module, project: Project) -> Iterator[Found]:
             )
             yield where.found("item-every-step", event.node, message.format(call=where.text_of(event.node)), confidence="medium")
             break
+
+
+def _is_on_gpu(event: Event, loop: TrainLoop) -> bool:
+    """Whether a number is computed on the GPU: a loss, a metric, or a reduction of the batch that was moved there."""
+    if _MEASURED.search(event.receiver):
+        return True
+    reduced = event.call.func.value if event.call is not None and isinstance(event.call.func, ast.Attribute) else None
+    if not isinstance(reduced, ast.Call) or last_name(reduced.func) not in _REDUCED:
+        return False
+    names = {ast.unparse(each) for each in ast.walk(reduced) if isinstance(each, ast.Name)}
+    moved = (each for name in names for each in loop.model.losses.assigned(event.place.scope, name))
+    return any(
+        isinstance(inner, ast.Call) and last_name(inner.func) in {"to", "cuda"}
+        for each in moved
+        for inner in ast.walk(each.value)
+    )
 
 
 def check_set_epoch(module: Module, project: Project) -> Iterator[Found]:

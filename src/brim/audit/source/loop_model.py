@@ -14,9 +14,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final, Literal
 
 from brim.audit.source.loop_events import Event, Flat, Guard
-from brim.audit.source.loop_losses import ACCUMULATION, Losses, Traced
+from brim.audit.source.loop_losses import ACCUMULATION, Assigned, Losses, Traced
 from brim.audit.source.loop_reach import Reach, Scope, reach_of
-from brim.audit.source.module import Function, Module, last_name
+from brim.audit.source.module import Function, Module, is_test, last_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -284,13 +284,9 @@ class Model:
         ends = any(_holds_at_the_end(each) for each in tests)
         for test in tests:
             for node in ast.walk(test):
-                if (
-                    isinstance(node, ast.BinOp)
-                    and isinstance(node.op, ast.Mod)
-                    and not isinstance(node.left, ast.Constant | ast.JoinedStr)
-                ):
-                    terms = self.losses.terms(node.right, guard.scope)
-                    return Window("modulo", node.right, terms, guard.scope, guard, node.left, ends)
+                if (parts := remainder_of(node)) is not None:
+                    index, count = parts
+                    return Window("modulo", count, self.losses.terms(count, guard.scope), guard.scope, guard, index, ends)
         for test in tests:
             for node in ast.walk(test):
                 if isinstance(node, ast.Attribute) and node.attr in {"sync_gradients", "is_gradient_accumulation_boundary"}:
@@ -310,6 +306,17 @@ class Model:
                     return Window("counter", side, terms, guard.scope, guard, other, ends)
         return None
 
+    def value_of(self, node: ast.expr, scope: Scope) -> ast.expr:
+        """What a name in a condition stands for, if it is set once in its function; any other expression as it is."""
+        if not isinstance(node, ast.Name | ast.Attribute):
+            return node
+        assigned = self.losses.assigned(scope, ast.unparse(node))
+        return (_condition(assigned[0]) or node) if len(assigned) == 1 else node
+
+    def remainder(self, node: ast.AST, scope: Scope) -> tuple[ast.expr, ast.expr] | None:
+        """The two sides of a remainder, also behind a name."""
+        return remainder_of(self.value_of(node, scope) if isinstance(node, ast.expr) else node)
+
     def _behind(self, test: ast.expr, scope: Scope, depth: int = 0) -> Iterator[ast.expr]:
         """A condition, and what its names and calls stand for."""
         yield test
@@ -318,15 +325,34 @@ class Model:
         for node in ast.walk(test):
             if isinstance(node, ast.Name | ast.Attribute):
                 for each in self.losses.assigned(scope, ast.unparse(node)):
-                    if (
-                        isinstance(each.value, ast.Compare | ast.BoolOp | ast.Call | ast.UnaryOp | ast.BinOp)
-                        and each.index is None
-                    ):
-                        yield from self._behind(each.value, scope, depth + 1)
+                    if (value := _condition(each)) is not None:
+                        yield from self._behind(value, scope, depth + 1)
             elif isinstance(node, ast.Call) and (inner := self.reach.resolve(node, scope)) is not None:
                 for event in self.losses.read(inner):
                     if event.kind == "return" and isinstance(event.node, ast.Return) and event.node.value is not None:
                         yield from self._behind(event.node.value, inner, depth + 2)
+
+
+def remainder_of(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
+    """The two sides of `a % b`, `divmod(a, b)[1]` or `math.fmod(a, b)`; None for string formatting and anything else."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and not isinstance(node.left, ast.Constant | ast.JoinedStr):
+        return node.left, node.right
+    call = node.value if isinstance(node, ast.Subscript) else node
+    if not isinstance(call, ast.Call) or len(call.args) != 2:
+        return None
+    is_rest = isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and node.slice.value == 1
+    is_remainder = last_name(call.func) == "divmod" if is_rest else last_name(call.func) in {"fmod", "mod", "remainder"}
+    return (call.args[0], call.args[1]) if is_remainder else None
+
+
+def _condition(assigned: Assigned) -> ast.expr | None:
+    """What a name in a condition stands for: a comparison, a call, arithmetic, the rest of `divmod`."""
+    value = assigned.value
+    if assigned.index is None:
+        return value if isinstance(value, ast.Compare | ast.BoolOp | ast.Call | ast.UnaryOp | ast.BinOp) else None
+    if assigned.index == 1 and isinstance(value, ast.Call) and last_name(value.func) == "divmod":
+        return ast.copy_location(ast.Subscript(value, ast.copy_location(ast.Constant(1), value), ast.Load()), value)
+    return None
 
 
 def _counts_the_loop(window: Window, chain: tuple[ast.AST, ...]) -> bool:
@@ -365,5 +391,5 @@ def model_of(project: Project) -> Model:
 
 
 def loops_of(module: Module, project: Project) -> list[TrainLoop]:
-    """The training loops of one file."""
-    return model_of(project).in_module(module)
+    """The training loops of one file; none of a test, which trains for a few steps on purpose."""
+    return [] if is_test(module) else model_of(project).in_module(module)
