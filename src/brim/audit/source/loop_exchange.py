@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from brim.audit.source.loop_model import TrainLoop, loops_of
-from brim.audit.source.module import last_name
+from brim.audit.source.module import Module, last_name
 from brim.locale import _
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from brim.audit.found import Found
     from brim.audit.source.loop_events import Event
     from brim.audit.source.loop_reach import Scope
-    from brim.audit.source.module import Module
     from brim.audit.source.project import Project
 
 _WRAPPED: Final = r"\bDistributedDataParallel\b|\bDDP\("
