@@ -40,23 +40,29 @@ def check_graph_kept(module: Module, project: Project) -> Iterator[Found]:
     for loop in loops_of(module, project):
         if loop.has_closure:
             continue
+        names: dict[int, set[str]] = {}
         for event in (*loop.of("assign"), *loop.of("call")):
-            kept = _kept(event, loop)
+            kept = _kept(event, loop, names)
             if kept is None:
                 continue
             target, loss = kept
-            if _holds_for_long(target, event, loop) and _is_tensor(loss, event, loop) and not _is_for_backward(target, loop):
+            if (
+                _holds_for_long(target, event, loop)
+                and _is_tensor(loss, event, loop)
+                and target.partition("[")[0] not in loop.timeline.to_backward
+            ):
                 yield _graph_kept(event, target, loss, loop)
 
 
-def _kept(event: Event, loop: TrainLoop) -> tuple[str, ast.expr] | None:
+def _kept(event: Event, loop: TrainLoop, known: dict[int, set[str]]) -> tuple[str, ast.expr] | None:
     """What keeps which loss: `total += loss`, `total = total + loss`, `losses.append(loss)`."""
     if any(_is_no_grad(each) for each in event.place.withs):
         return None
     target, value = _added(event.node)
     if target is None or value is None:
         return None
-    names = _losses_in(event.place.scope, loop)
+    scope = event.place.scope
+    names = known[id(scope)] if id(scope) in known else known.setdefault(id(scope), _losses_in(scope, loop))
     loss = _bare(value, names)
     return None if loss is None or ast.unparse(target) in names else (ast.unparse(target), loss)
 
@@ -118,7 +124,11 @@ def _holds_for_long(target: str, event: Event, loop: TrainLoop) -> bool:
     """It is made outside the loop and never begun anew inside it."""
     base = target.partition("[")[0]
     depth = len(loop.chain)
-    begun = [each for each in loop.all_of("assign") if each.place.scope is event.place.scope and _sets(each, base)]
+    begun = [
+        each
+        for each in loop.timeline.by_target.get(base, [])
+        if each.place.scope is event.place.scope and not isinstance(each.node, ast.AugAssign)
+    ]
     if loop.window is not None and loop.window.shape == "inner" and any(len(each.place.loops) == depth - 1 for each in begun):
         return False
     cleared = [
@@ -128,13 +138,6 @@ def _holds_for_long(target: str, event: Event, loop: TrainLoop) -> bool:
     ]
     is_anew = any(len(each.place.loops) >= depth and each is not event for each in begun)
     return bool(begun) and not is_anew and not cleared
-
-
-def _sets(event: Event, name: str) -> bool:
-    node = event.node
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    flat = [inner for each in targets for inner in (each.elts if isinstance(each, ast.Tuple) else [each])]
-    return any(ast.unparse(each) == name for each in flat)
 
 
 def _is_tensor(loss: ast.expr, event: Event, loop: TrainLoop) -> bool:
@@ -151,19 +154,6 @@ def _is_tensor(loss: ast.expr, event: Event, loop: TrainLoop) -> bool:
     )
     inside = len(before[-1].event.place.loops) > 0 or isinstance(loop.micro, ast.FunctionDef)
     return inside and not is_number and not any(_is_no_grad(each) for each in before[-1].event.place.withs)
-
-
-def _is_for_backward(target: str, loop: TrainLoop) -> bool:
-    """The sum, or the list, is what backward starts from later."""
-    base = target.partition("[")[0]
-    for each in loop.all_of("backward"):
-        if each.loss is None:
-            continue
-        traced = loop.model.losses.trace(each.loss, each.place.scope, each.path)
-        ends = [name for end, _scope in traced.ends for name in ast.walk(end) if isinstance(name, ast.Name | ast.Attribute)]
-        if any(name == base for _where, name in traced.names) or any(ast.unparse(name) == base for name in ends):
-            return True
-    return False
 
 
 def _graph_kept(event: Event, target: str, loss: ast.expr, loop: TrainLoop) -> Found:

@@ -198,29 +198,12 @@ def _is_divided_elsewhere(loop: TrainLoop) -> bool:
     for scope in loop.scopes:
         if isinstance(scope.node, ast.Module) and scope is not loop.root:
             continue
-        for node in ast.walk(scope.node):
-            left, right = _quotient(node)
-            if left is None or right is None or not loop.counts_micro_batches(right, scope):
+        for node, left, right in loop.model.quotients(scope):
+            if not loop.counts_micro_batches(right, scope):
                 continue
             if not _TALLY.search(ast.unparse(left)) and not _comes_too_late(node, left, scope, loop):
                 return True
     return False
-
-
-def _quotient(node: ast.AST) -> tuple[ast.expr | None, ast.expr | None]:
-    """What is divided, and by what."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-        return node.left, node.right
-    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
-        return node.target, node.value
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in {"div_", "div", "mul_"}
-        and node.args
-    ):
-        return node.func.value, node.args[0]
-    return None, None
 
 
 def _comes_too_late(node: ast.AST, left: ast.expr, scope: Scope, loop: TrainLoop) -> bool:

@@ -63,11 +63,8 @@ def _is_by_hand(loop: TrainLoop) -> bool:
     """Gradients are summed over the ranks by the code itself."""
     if loop.mentions(_BY_HAND):
         return True
-    last = loop.backwards[0].order
-    return any(
-        each.call is not None and each.order > last and _ALL_REDUCED.search(last_name(each.call.func)) and _reads_grad(each)
-        for each in loop.all_of("call")
-    )
+    names = [name for name in loop.timeline.by_callee if _ALL_REDUCED.search(name)]
+    return any(_reads_grad(each) for name in names for each in loop.timeline.by_callee[name])
 
 
 def _reads_grad(event: Event) -> bool:
@@ -130,9 +127,10 @@ def _never_required(loop: TrainLoop) -> Found | None:
     """`model.require_backward_grad_sync` is set, and never to something that can be true."""
     values: list[tuple[Event, ast.expr]] = [
         (each, each.node.value)
-        for each in loop.all_of("assign")
+        for name, events in loop.timeline.by_target.items()
+        if name.endswith(".require_backward_grad_sync")
+        for each in events
         if isinstance(each.node, ast.Assign)
-        and any(last_name(target) == "require_backward_grad_sync" for target in each.node.targets)
     ]
     if not values or not all(_is_never_true(value, event) for event, value in values):
         return None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from brim.audit.source.module import Function, Module, last_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from brim.audit.source.project import Project
 
@@ -114,6 +114,8 @@ class Reach:
         self.classes: dict[tuple[str, str], Klass] = {}
         self._methods: dict[str, list[Scope]] = {}
         self._calls: dict[int, list[ast.Call]] = {}
+        self._makers: dict[int, dict[str, list[ast.Call]]] = {}
+        self._calls_by_name: dict[int, dict[str, list[ast.Call]]] = {}
         for module in project.modules:
             self._read(module)
 
@@ -338,8 +340,24 @@ class Reach:
 
     def calls(self, module: Module, *names: str) -> list[ast.Call]:
         """The calls in a file, in the order of the text; of these names only, if any are given."""
-        calls = self._calls[id(module)]
-        return [each for each in calls if last_name(each.func) in names] if names else calls
+        if not names:
+            return self._calls[id(module)]
+        by_name = self._calls_by_name.get(id(module)) or self._calls_by_name.setdefault(
+            id(module), _by_name(self._calls[id(module)])
+        )
+        found = [each for name in names for each in by_name.get(name, [])]
+        return found if len(names) == 1 else sorted(found, key=lambda each: (each.lineno, each.col_offset))
+
+    def made_by(self, module: Module, name: str) -> list[ast.Call]:
+        """The calls in a file whose result a name or attribute is set to."""
+        if id(module) not in self._makers:
+            table: dict[str, list[ast.Call]] = {}
+            for node in ast.walk(module.tree):
+                for target in node.targets if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) else ():
+                    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+                        table.setdefault(last_name(target), []).append(node.value)
+            self._makers[id(module)] = table
+        return self._makers[id(module)].get(name, [])
 
     def importers(self, module: Module) -> list[Module]:
         """The files that import something from this one."""
@@ -353,6 +371,13 @@ class Reach:
             for name in names - {each.name, ""}:
                 found.setdefault(name, []).append(each)
         return found
+
+
+def _by_name(calls: Iterable[ast.Call]) -> dict[str, list[ast.Call]]:
+    found: dict[str, list[ast.Call]] = {}
+    for each in calls:
+        found.setdefault(last_name(each.func), []).append(each)
+    return found
 
 
 def _short_name(node: ast.expr) -> str:

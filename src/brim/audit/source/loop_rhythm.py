@@ -48,18 +48,13 @@ def _horizon(event: Event, loop: TrainLoop) -> Confidence | None:
     """How sure that the schedule counts optimizer steps. None if it counts micro-batches, so that both agree."""
     name = event.receiver.rpartition(".")[2]
     for module in loop.modules:
-        for node in ast.walk(module.tree):
-            if (
-                isinstance(node, ast.Assign)
-                and isinstance(node.value, ast.Call)
-                and any(last_name(each) == name for each in node.targets)
-            ):
-                terms = _terms_of(node.value, module, loop)
-                window = loop.window.terms if loop.window is not None else frozenset()
-                if any(ACCUMULATION.search(each) for each in terms) or terms & window:
-                    return "high"
-                if "len" in terms:
-                    return None
+        for call in loop.model.reach.made_by(module, name):
+            terms = _terms_of(call, module, loop)
+            window = loop.window.terms if loop.window is not None else frozenset()
+            if any(ACCUMULATION.search(each) for each in terms) or terms & window:
+                return "high"
+            if "len" in terms:
+                return None
     return None if _ends_by_micro_batches(loop) else "medium"
 
 
@@ -90,15 +85,15 @@ def _names(node: ast.AST) -> set[str]:
 
 def _terms_of(call: ast.Call, module: Module, loop: TrainLoop) -> set[str]:
     """The words of the numbers that a scheduler was made with, those behind its names included."""
-    scope = next((each.place.scope for each in loop.events if each.place.scope.module is module), loop.root)
-    function = module.enclosing(call, ast.FunctionDef)
-    scopes = [each for each in loop.model.reach.by_module[id(module)] if each.node is function] or [scope]
+    scope = next((each for each in loop.scopes if each.module is module), loop.root)
+    around = loop.model.reach.around(call, module)
+    scope = around if around.name else scope
     found: set[str] = set()
     for argument in (*call.args[1:], *(each.value for each in call.keywords)):
         for node in ast.walk(argument):
             if isinstance(node, ast.Name | ast.Attribute):
                 found.add(last_name(node))
-                for each in loop.model.losses.assigned(scopes[0], ast.unparse(node)):
+                for each in loop.model.losses.assigned(scope, ast.unparse(node)):
                     found |= {last_name(inner) for inner in ast.walk(each.value) if isinstance(inner, ast.Name | ast.Attribute)}
     return found
 
@@ -373,7 +368,7 @@ def _counted_by_loop(name: str, loop: TrainLoop) -> int | None:
 def _counted_by_hand(name: str, loop: TrainLoop) -> int | None:
     """`count = 0` once outside, and `count += 1` in every micro-batch: in front of the step or behind it."""
     step = loop.steps[0] if loop.steps else None
-    sets = [each for each in loop.all_of("assign") if _is_set(each, name)]
+    sets = loop.timeline.by_target.get(name, [])
     starts = [each for each in sets if isinstance(each.node, ast.Assign)]
     adds = [each for each in sets if isinstance(each.node, ast.AugAssign)]
     if step is None or len(starts) != 1 or len(adds) != 1 or loop.micro in starts[0].place.loops:
@@ -385,12 +380,6 @@ def _counted_by_hand(name: str, loop: TrainLoop) -> int | None:
     if not is_each or add.place.loops[-1] is not loop.micro:
         return None
     return start.value.value + (1 if add.order < step.order else 0)
-
-
-def _is_set(event: Event, name: str) -> bool:
-    node = event.node
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
-    return any(ast.unparse(each) == name for each in targets)
 
 
 def _steps_before_backward(loop: TrainLoop) -> bool:
