@@ -188,6 +188,7 @@ def test_thousands_of_fixes_take_seconds_and_are_all_made(tmp_path: Path) -> Non
     calls = "".join(
         f"a{index} = TrainingArguments('x', evaluation_strategy='steps', eval_steps={index})\n" for index in range(1500)
     )
+    (tmp_path / "requirements.txt").write_text("transformers>=5\n")
     examined = examine(AuditRequest.create(write(tmp_path, train="from transformers import TrainingArguments\n" + calls)))
     (change,) = examined.fixes.changes
     assert change.after.count(b" eval_strategy=") == 1500

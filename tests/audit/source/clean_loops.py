@@ -136,14 +136,17 @@ CLEAN: Final = {
                         optimizer.zero_grad()
         """,
     "accelerate by hand": """
+        from contextlib import nullcontext
         from accelerate import Accelerator
         def train(model, loader, optimizer, args):
             accelerator = Accelerator()
             for step, batch in enumerate(loader):
-                loss = model(**batch).loss
-                loss = loss / args.gradient_accumulation_steps
-                accelerator.backward(loss)
-                if step % args.gradient_accumulation_steps == 0 or step == len(loader) - 1:
+                is_last = (step + 1) % args.gradient_accumulation_steps == 0 or step == len(loader) - 1
+                with nullcontext() if is_last else accelerator.no_sync(model):
+                    loss = model(**batch).loss
+                    loss = loss / args.gradient_accumulation_steps
+                    accelerator.backward(loss)
+                if is_last:
                     optimizer.step()
                     optimizer.zero_grad()
         """,

@@ -186,6 +186,7 @@ def run(name, hidden, mask, rope):
         name="padding-to-maximum",
         group="loading",
         severity="medium",
+        also=N_("Low where the texts come from a stream: most documents of a corpus are longer than the maximum."),
         title=N_("Every sequence is padded to the maximum length"),
         why=N_(
             "Padding costs what text costs: the same memory and the same time. Chat data with a maximum of 2048 tokens often has "

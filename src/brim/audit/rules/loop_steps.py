@@ -304,4 +304,45 @@ def train(model, loader, optimizer, scaler):
         optimizer.zero_grad()
 """,
     ),
+    Rule(
+        name="clip-beside-engine",
+        group="step",
+        severity="medium",
+        title=N_("Gradients are clipped by hand beside a DeepSpeed engine"),
+        why=N_(
+            "A DeepSpeed engine keeps the gradients that it steps in buffers of its own. With ZeRO, the .grad of a parameter is None or "
+            "holds a part of it; with fp16 it is scaled. torch.nn.utils.clip_grad_norm_ then changes nothing, or compares the wrong norm "
+            "with the limit. The limit that was set is not used."
+        ),
+        mend=N_("Set gradient_clipping in the DeepSpeed config and remove the call."),
+        sources=(
+            "https://www.deepspeed.ai/docs/config-json/#gradient-clipping",
+            "https://deepspeed.readthedocs.io/en/latest/zero3.html",
+        ),
+        bad="""\
+import deepspeed
+import torch
+
+
+def train(model, loader, config, max_norm):
+    engine, optimizer, _, scheduler = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+    for batch in loader:
+        loss = engine(**batch).loss
+        engine.backward(loss)
+        torch.nn.utils.clip_grad_norm_(engine.parameters(), max_norm)
+        engine.step()
+""",
+        good="""\
+import deepspeed
+
+
+def train(model, loader, config, max_norm):
+    config["gradient_clipping"] = max_norm
+    engine, optimizer, _, scheduler = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+    for batch in loader:
+        loss = engine(**batch).loss
+        engine.backward(loss)
+        engine.step()
+""",
+    ),
 )

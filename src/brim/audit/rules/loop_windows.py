@@ -343,4 +343,75 @@ def train(model, loader, optimizer, accumulation_steps):
             optimizer.zero_grad()
 """,
     ),
+    Rule(
+        name="gradients-not-exchanged",
+        group="accumulation",
+        severity="high",
+        title=N_("Gradients are never exchanged between GPUs"),
+        why=N_(
+            "DistributedDataParallel exchanges gradients only when its own forward runs, and only while require_backward_grad_sync is "
+            "true. A forward through model.module skips it without an error. Every rank then trains a different model on its own part of "
+            "the data: the effective batch is that of one GPU, and only the model of rank 0 is saved."
+        ),
+        mend=N_("Call the wrapped model itself in training, and exchange gradients in the last micro-batch of each window."),
+        sources=(
+            "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
+            "https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design",
+        ),
+        bad="""\
+from torch.nn.parallel import DistributedDataParallel
+
+
+def train(model, loader, optimizer):
+    model = DistributedDataParallel(model)
+    for batch in loader:
+        loss = model.module(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+        good="""\
+from torch.nn.parallel import DistributedDataParallel
+
+
+def train(model, loader, optimizer):
+    model = DistributedDataParallel(model)
+    for batch in loader:
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    ),
+    Rule(
+        name="window-off-by-one",
+        group="accumulation",
+        severity="medium",
+        title=N_("The first step is made after a single micro-batch"),
+        why=N_(
+            "0 is a multiple of every number. If the step after backward depends on the index modulo n, and the index starts at 0, the "
+            "first window holds one micro-batch. Its loss is divided by n all the same, so the first step is n times too small. Where the "
+            "index starts again in every epoch, every epoch begins with such a step and leaves micro-batches over at its end."
+        ),
+        mend=N_("Count from 1: use index + 1 in the test."),
+        sources=(_ACCUMULATION,),
+        bad="""\
+def train(model, loader, optimizer, accumulation_steps):
+    for index, batch in enumerate(loader):
+        loss = model(**batch).loss / accumulation_steps
+        loss.backward()
+        if index % accumulation_steps == 0 or index + 1 == len(loader):
+            optimizer.step()
+            optimizer.zero_grad()
+""",
+        good="""\
+def train(model, loader, optimizer, accumulation_steps):
+    for index, batch in enumerate(loader):
+        loss = model(**batch).loss / accumulation_steps
+        loss.backward()
+        if (index + 1) % accumulation_steps == 0 or index + 1 == len(loader):
+            optimizer.step()
+            optimizer.zero_grad()
+""",
+    ),
 )

@@ -1,4 +1,4 @@
-"""What is handed to tokenizers and loaders: padding to the maximum, and last batches that are dropped."""
+"""What is handed to loaders: last batches that are dropped."""
 
 from __future__ import annotations
 
@@ -17,64 +17,7 @@ if TYPE_CHECKING:
     from brim.audit.source.module import Module
     from brim.audit.source.project import Project
 
-_TOKENIZER: Final = re.compile(r"tok|processor|encode", re.IGNORECASE)
-_FIXED_SHAPE: Final = re.compile(
-    r"torch\.compile|torch_compile|torch_xla|\bxla|\btpu\b|onnx|torch\.export|jit\.trace|neuron|habana|diffusers|CLIP|pixel_values|Whisper"
-    r"|tensorrt|static_shape|xm\.mark_step|flax|jax",
-    re.IGNORECASE,
-)
-_TRAINS: Final = re.compile(
-    r"Trainer\(|TrainingArguments\(|\.backward\(|LightningModule|train_dataloader|train_dataset|SFTConfig\("
-)
 _EVALUATION: Final = re.compile(r"(^|_|\.)(val|valid|validation|eval|evaluation|test|dev)(_|s?$|[A-Z0-9.])", re.IGNORECASE)
-_SHORT: Final = 64
-"""Tokens up to which padding to the maximum costs little."""
-
-
-def check_padding(module: Module, project: Project) -> Iterator[Found]:
-    """Every sequence is padded to the length of the longest that could ever come."""
-    text = module.source.text
-    if "max_length" not in text or _FIXED_SHAPE.search(text) or not _trains(module, project):
-        return
-    for call in reach_of(project).calls(module):
-        padding = keyword_of(call, "padding")
-        if padding is None or not isinstance(padding.value, ast.Constant) or padding.value.value != "max_length":
-            continue
-        if not _TOKENIZER.search(_words(call.func)) or _is_short(call) or _is_for_evaluation(call, module):
-            continue
-        length = keyword_of(call, "max_length")
-        message = _(
-            "Every sequence is padded to {length} tokens, however short it is: the GPU computes and stores the padding like text. Pad each "
-            "batch to its own longest sequence instead."
-        )
-        yield module.found(
-            "padding-to-maximum", padding, message.format(length=ast.unparse(length.value) if length else "model_max_length")
-        )
-
-
-def _trains(module: Module, project: Project) -> bool:
-    if _TRAINS.search(module.source.text):
-        return True
-    return any(_TRAINS.search(each.source.text) for each in reach_of(project).importers(module))
-
-
-def _words(function: ast.expr) -> str:
-    return ast.unparse(function) if isinstance(function, ast.Name | ast.Attribute) else last_name(function)
-
-
-def _is_short(call: ast.Call) -> bool:
-    length = keyword_of(call, "max_length")
-    return (
-        length is not None
-        and isinstance(length.value, ast.Constant)
-        and isinstance(length.value.value, int)
-        and length.value.value <= _SHORT
-    )
-
-
-def _is_for_evaluation(call: ast.Call, module: Module) -> bool:
-    function = module.enclosing(call, ast.FunctionDef)
-    return function is not None and re.search(r"eval|valid|test|predict|infer|generate", function.name) is not None
 
 
 def check_drop_last(module: Module, project: Project) -> Iterator[Found]:
@@ -201,4 +144,4 @@ def _is_made_of(value: ast.expr, name: str) -> bool:
     )
 
 
-CHECKS = (check_padding, check_drop_last)
+CHECKS = (check_drop_last,)

@@ -6,13 +6,13 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from brim.audit.source.module import calls_of, keyword_of, last_name
+from brim.audit.source.module import Function, calls_of, keyword_of, last_name
 from brim.audit.source.terms import Apply, Setting, settings_in, walk
 from brim.locale import _
 from brim.records.findings import InForce
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from brim.audit.found import Found
     from brim.audit.source.flow import Flow
@@ -23,6 +23,8 @@ _STEPS = re.compile(
     r"(^|_)(num|total|max|t|training|train|updates?)_?\w*(steps|iters|iterations|updates|max)$|^steps$|^T_max$", re.IGNORECASE
 )
 _SCHEDULES = re.compile(r"(get_\w*schedule\w*|get_scheduler|OneCycleLR|CosineAnnealingLR|LinearLR|LambdaLR)$")
+
+_MOST_TEXTS = 40
 
 
 def check_counting(flow: Flow) -> Iterator[Found]:
@@ -117,17 +119,19 @@ def check_schedules(flow: Flow) -> Iterator[Found]:
     for module in flow.project.modules:
         if "chedul" not in module.source.text and "OneCycleLR" not in module.source.text:
             continue
-        accumulates = _accumulates(module)
-        if accumulates is None or _steps_every_micro_batch(module):
-            continue
+        tables: dict[ast.AST, dict[str, list[ast.expr]]] = {}
         for call in calls_of(module.tree):
-            if not _SCHEDULES.search(last_name(call.func)):
-                continue
-            length = _length_of(call)
+            length = _length_of(call) if _SCHEDULES.search(last_name(call.func)) else None
             if length is None:
                 continue
-            texts = _texts(module, length, depth=0)
-            whole = " ".join(texts)
+            around = _own_loop(module, call)
+            accumulates = _accumulates(module, around)
+            if accumulates is None or _steps_every_micro_batch(module, around):
+                continue
+            for each in (around, module.tree):
+                tables.setdefault(each, _assignments(each))
+            chosen = (tables[around], tables[module.tree])
+            whole = " ".join(_texts(length, chosen, module))
             if "len(" not in whole or re.search(r"accum|//|grad_acc|\bga\b|gas\b|/ ?\w|update", whole):
                 continue
             text = _(
@@ -135,15 +139,22 @@ def check_schedules(flow: Flow) -> Iterator[Found]:
             )
             yield module.found(
                 "scheduler-steps-undivided",
-                _where_counted(module, length),
+                _where_counted(length, chosen, module),
                 text.format(accumulation=accumulates),
                 confidence="medium",
             )
 
 
-def _accumulates(module: Module) -> str | None:
-    """The name or number of micro-batches per step, if the module's loop accumulates."""
-    for node in ast.walk(module.tree):
+def _own_loop(module: Module, call: ast.Call) -> ast.AST:
+    """The function that makes the schedule, if its own loop steps it; else the whole file."""
+    function = module.enclosing(call, ast.FunctionDef, ast.AsyncFunctionDef)
+    steps = [each for each in calls_of(function) if last_name(each.func) == "step"] if function is not None else []
+    return function if function is not None and steps else module.tree
+
+
+def _accumulates(module: Module, around: ast.AST) -> str | None:
+    """The name or number of micro-batches per step, if the loop accumulates."""
+    for node in ast.walk(around):
         if isinstance(node, ast.If) and any(
             isinstance(each, ast.Call) and last_name(each.func) == "step" for each in ast.walk(node)
         ):
@@ -158,9 +169,9 @@ def _accumulates(module: Module) -> str | None:
     return None
 
 
-def _steps_every_micro_batch(module: Module) -> bool:
+def _steps_every_micro_batch(module: Module, loop: ast.AST) -> bool:
     """Whether a scheduler steps outside every `if` and every `accumulate` of its loop."""
-    for call in calls_of(module.tree):
+    for call in calls_of(loop):
         if (
             last_name(call.func) == "step"
             and isinstance(call.func, ast.Attribute)
@@ -185,25 +196,48 @@ def _length_of(call: ast.Call) -> ast.expr | None:
     return call.args[place] if last_name(call.func).startswith(("get_", "Cosine")) and len(call.args) > place else None
 
 
-def _where_counted(module: Module, node: ast.expr) -> ast.expr:
+def _where_counted(node: ast.expr, tables: Sequence[Mapping[str, list[ast.expr]]], module: Module, depth: int = 0) -> ast.expr:
     """The expression with the `len(...)` in it: the argument itself, or what its name was given."""
-    if "len(" in module.text_of(node) or not isinstance(node, ast.Name | ast.Attribute):
+    if "len(" in module.text_of(node) or not isinstance(node, ast.Name | ast.Attribute) or depth > 4:
         return node
-    for each in ast.walk(module.tree):
-        if isinstance(each, ast.Assign) and any(last_name(target) == last_name(node) for target in each.targets):
-            return each.value if "len(" in module.text_of(each.value) else _where_counted(module, each.value)
+    values = next((table[last_name(node)] for table in tables if last_name(node) in table), [])
+    for value in values:
+        found = _where_counted(value, tables, module, depth + 1)
+        if "len(" in module.text_of(found):
+            return found
     return node
 
 
-def _texts(module: Module, node: ast.expr, depth: int) -> list[str]:
-    """The text of an expression and of the assignments that its names come from."""
-    found = [module.text_of(node)]
-    if depth > 4:
-        return found
-    names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} | {
-        each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)
-    }
-    for each in ast.walk(module.tree):
-        if isinstance(each, ast.Assign) and any(last_name(target) in names for target in each.targets):
-            found += _texts(module, each.value, depth + 1) if each.value is not node else []
-    return found[:40]
+def _texts(length: ast.expr, tables: Sequence[Mapping[str, list[ast.expr]]], module: Module) -> list[str]:
+    """The text of a length and of the assignments that its numbers come from: those of the first table that has the name."""
+    found: list[str] = []
+    waiting, seen = [length], {length}
+    while waiting and len(found) < _MOST_TEXTS:
+        node = waiting.pop(0)
+        found.append(module.text_of(node))
+        for name in sorted(_numbers_in(node)):
+            values = next((table[name] for table in tables if name in table), [])
+            waiting += [each for each in values if each not in seen]
+            seen.update(values)
+    return found
+
+
+def _numbers_in(node: ast.expr) -> set[str]:
+    """The names in an expression, without those whose length is taken: they hold data."""
+    if isinstance(node, ast.Call) and last_name(node.func) == "len":
+        return set()
+    own = {last_name(node)} - {""}
+    return own.union(*(_numbers_in(each) for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)))
+
+
+def _assignments(around: ast.AST) -> dict[str, list[ast.expr]]:
+    """Of each name or attribute below a node: what it is set to. A parameter is set to nothing that is seen."""
+    table: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(around):
+        for target in node.targets if isinstance(node, ast.Assign) else ():
+            if isinstance(node, ast.Assign) and last_name(target):
+                table.setdefault(last_name(target), []).append(node.value)
+    if isinstance(around, Function):
+        for argument in (*around.args.posonlyargs, *around.args.args, *around.args.kwonlyargs):
+            table.setdefault(argument.arg, [])
+    return table

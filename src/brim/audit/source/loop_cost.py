@@ -25,10 +25,13 @@ if TYPE_CHECKING:
 _LOSS: Final = re.compile(r"loss|cost|objective|nll|elbo", re.IGNORECASE)
 _KEEPS: Final = frozenset({"mean", "sum", "cpu", "to", "float", "double", "cuda", "clone", "squeeze", "reshape", "view"})
 """Methods whose result still holds the graph."""
-_ACCELERATOR: Final = r"cuda|\.to\(|accelerator|fabric|xpu|mps"
+_ACCELERATOR: Final = r"\.cuda\(|['\"]cuda|\.to\((?!\s*['\"]cpu)|accelerator|fabric|xpu|mps|device_map"
 _AVAILABLE: Final = re.compile(r"is_available|device|cuda")
 """Conditions that hold all the time on the machine that matters."""
 _MEASURED: Final = re.compile(r"loss|cost|nll|norm|acc|correct|metric|score|error|grad", re.IGNORECASE)
+_REDUCED: Final = frozenset({"sum", "mean", "max", "min", "norm", "any", "all"})
+_FINDS_SIZE: Final = re.compile(r"batch_?size|probe|search|profil|bench|measure|memory", re.IGNORECASE)
+"""Functions that try sizes one after another: they empty the cache so that each trial starts alike."""
 _EVALUATION: Final = re.compile(r"val|eval|test|dev|predict|infer", re.IGNORECASE)
 
 
@@ -37,23 +40,29 @@ def check_graph_kept(module: Module, project: Project) -> Iterator[Found]:
     for loop in loops_of(module, project):
         if loop.has_closure:
             continue
+        names: dict[int, set[str]] = {}
         for event in (*loop.of("assign"), *loop.of("call")):
-            kept = _kept(event, loop)
+            kept = _kept(event, loop, names)
             if kept is None:
                 continue
             target, loss = kept
-            if _holds_for_long(target, event, loop) and _is_tensor(loss, event, loop) and not _is_for_backward(target, loop):
+            if (
+                _holds_for_long(target, event, loop)
+                and _is_tensor(loss, event, loop)
+                and target.partition("[")[0] not in loop.timeline.to_backward
+            ):
                 yield _graph_kept(event, target, loss, loop)
 
 
-def _kept(event: Event, loop: TrainLoop) -> tuple[str, ast.expr] | None:
+def _kept(event: Event, loop: TrainLoop, known: dict[int, set[str]]) -> tuple[str, ast.expr] | None:
     """What keeps which loss: `total += loss`, `total = total + loss`, `losses.append(loss)`."""
     if any(_is_no_grad(each) for each in event.place.withs):
         return None
     target, value = _added(event.node)
     if target is None or value is None:
         return None
-    names = _losses_in(event.place.scope, loop)
+    scope = event.place.scope
+    names = known[id(scope)] if id(scope) in known else known.setdefault(id(scope), _losses_in(scope, loop))
     loss = _bare(value, names)
     return None if loss is None or ast.unparse(target) in names else (ast.unparse(target), loss)
 
@@ -115,7 +124,11 @@ def _holds_for_long(target: str, event: Event, loop: TrainLoop) -> bool:
     """It is made outside the loop and never begun anew inside it."""
     base = target.partition("[")[0]
     depth = len(loop.chain)
-    begun = [each for each in loop.all_of("assign") if each.place.scope is event.place.scope and _sets(each, base)]
+    begun = [
+        each
+        for each in loop.timeline.by_target.get(base, [])
+        if each.place.scope is event.place.scope and not isinstance(each.node, ast.AugAssign)
+    ]
     if loop.window is not None and loop.window.shape == "inner" and any(len(each.place.loops) == depth - 1 for each in begun):
         return False
     cleared = [
@@ -125,13 +138,6 @@ def _holds_for_long(target: str, event: Event, loop: TrainLoop) -> bool:
     ]
     is_anew = any(len(each.place.loops) >= depth and each is not event for each in begun)
     return bool(begun) and not is_anew and not cleared
-
-
-def _sets(event: Event, name: str) -> bool:
-    node = event.node
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    flat = [inner for each in targets for inner in (each.elts if isinstance(each, ast.Tuple) else [each])]
-    return any(ast.unparse(each) == name for each in flat)
 
 
 def _is_tensor(loss: ast.expr, event: Event, loop: TrainLoop) -> bool:
@@ -150,19 +156,6 @@ def _is_tensor(loss: ast.expr, event: Event, loop: TrainLoop) -> bool:
     return inside and not is_number and not any(_is_no_grad(each) for each in before[-1].event.place.withs)
 
 
-def _is_for_backward(target: str, loop: TrainLoop) -> bool:
-    """The sum, or the list, is what backward starts from later."""
-    base = target.partition("[")[0]
-    for each in loop.all_of("backward"):
-        if each.loss is None:
-            continue
-        traced = loop.model.losses.trace(each.loss, each.place.scope, each.path)
-        ends = [name for end, _scope in traced.ends for name in ast.walk(end) if isinstance(name, ast.Name | ast.Attribute)]
-        if any(name == base for _where, name in traced.names) or any(ast.unparse(name) == base for name in ends):
-            return True
-    return False
-
-
 def _graph_kept(event: Event, target: str, loss: ast.expr, loop: TrainLoop) -> Found:
     module = event.place.scope.module
     name = module.text_of(loss)
@@ -179,6 +172,8 @@ def check_empty_cache(module: Module, project: Project) -> Iterator[Found]:
     """The allocator's cache is thrown away after every batch."""
     for loop in loops_of(module, project):
         backward = loop.backwards[-1]
+        if _tries_sizes(loop):
+            continue
         for event in loop.of("empty"):
             if event.place.in_handler or any(
                 not _AVAILABLE.search(ast.unparse(each.test)) for each in event.place.beyond(backward.place)
@@ -193,6 +188,14 @@ def check_empty_cache(module: Module, project: Project) -> Iterator[Found]:
             break
 
 
+def _tries_sizes(loop: TrainLoop) -> bool:
+    """A search for a batch size: by the names of its functions, or because running out of memory is part of its loop."""
+    if any(_FINDS_SIZE.search(each.place.scope.name) for each in loop.backwards):
+        return True
+    handlers = [each for each in ast.walk(loop.micro) if isinstance(each, ast.ExceptHandler) and each.type is not None]
+    return any("OutOfMemory" in ast.unparse(each.type) for each in handlers if each.type is not None)
+
+
 def _beside(event: Event, backward: Event) -> tuple[ast.AST, Module]:
     """Where something is called from the function that runs backward; where it stands, if that is another way round."""
     for site in event.path:
@@ -204,10 +207,10 @@ def _beside(event: Event, backward: Event) -> tuple[ast.AST, Module]:
 def check_item(module: Module, project: Project) -> Iterator[Found]:
     """The CPU waits for the GPU in every micro-batch."""
     for loop in loops_of(module, project):
-        if not loop.mentions(_ACCELERATOR):
+        if not loop.mentions(_ACCELERATOR) or any(_FINDS_SIZE.search(each) for each in (loop.root.name, module.name)):
             continue
         for event in loop.of("read"):
-            if event.place.in_handler or event.place.beyond(loop.backwards[-1].place) or not _MEASURED.search(event.receiver):
+            if event.place.in_handler or event.place.beyond(loop.backwards[-1].place) or not _is_on_gpu(event, loop):
                 continue
             where = event.place.scope.module
             message = _(
@@ -216,6 +219,22 @@ def check_item(module: Module, project: Project) -> Iterator[Found]:
             )
             yield where.found("item-every-step", event.node, message.format(call=where.text_of(event.node)), confidence="medium")
             break
+
+
+def _is_on_gpu(event: Event, loop: TrainLoop) -> bool:
+    """Whether a number is computed on the GPU: a loss, a metric, or a reduction of the batch that was moved there."""
+    if _MEASURED.search(event.receiver):
+        return True
+    reduced = event.call.func.value if event.call is not None and isinstance(event.call.func, ast.Attribute) else None
+    if not isinstance(reduced, ast.Call) or last_name(reduced.func) not in _REDUCED:
+        return False
+    names = {ast.unparse(each) for each in ast.walk(reduced) if isinstance(each, ast.Name)}
+    moved = (each for name in names for each in loop.model.losses.assigned(event.place.scope, name))
+    return any(
+        isinstance(inner, ast.Call) and last_name(inner.func) in {"to", "cuda"}
+        for each in moved
+        for inner in ast.walk(each.value)
+    )
 
 
 def check_set_epoch(module: Module, project: Project) -> Iterator[Found]:

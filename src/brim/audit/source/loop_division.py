@@ -47,6 +47,7 @@ _PADS: Final = (
     r"DataCollatorForSeq2Seq|DataCollatorForLanguageModeling|DataCollatorWithPadding|DataCollatorForTokenClassification|pad_sequence"
     r"|padding\s*=\s*(True|['\"]longest['\"])|tokenizer\.pad\("
 )
+_IGNORED: Final = r"ignore_index|-100"
 _EVEN: Final = r"group_texts|packing\s*=\s*True|ConstantLengthDataset|block_size|padding\s*=\s*['\"]max_length['\"].*labels"
 
 
@@ -55,6 +56,10 @@ def check_undivided(module: Module, project: Project) -> Iterator[Found]:
     for loop in loops_of(module, project):
         window = loop.window
         if window is None or window.count is None or _somebody_else_divides(loop, project):
+            continue
+        second = _second_loss(loop)
+        if second is not None:
+            yield second
             continue
         if loop.mentions(_SUM) or _is_divided_elsewhere(loop):
             continue
@@ -67,6 +72,39 @@ def check_undivided(module: Module, project: Project) -> Iterator[Found]:
                 continue
             yield _undivided(loop, event, traced)
             break
+
+
+def _second_loss(loop: TrainLoop) -> Found | None:
+    """One loss of the micro-batch is divided, and another one that is added to the same gradients is not."""
+    losses = loop.losses
+    divided = [event for event, traced in losses if any(_divides_by_count(loop, each) for each in traced.divisors)]
+    between = [each.order for each in (*loop.of("zero"), *loop.of("step"))]
+    for event, traced in losses:
+        before = [each for each in divided if each.order < event.order and not each.place.excludes(event.place)]
+        if not before or traced.divisors or traced.is_summed or _gets_the_count(loop, traced):
+            continue
+        if any(before[0].order < order < event.order for order in between) or event.place.scope is not before[0].place.scope:
+            continue
+        if not traced.ends or not all(_is_mean(end) or _is_first_output(end) for end, _scope in traced.ends):
+            continue
+        assert loop.window is not None
+        assert event.loss is not None
+        module = event.place.scope.module
+        message = _(
+            "{loss} is not divided by {count}, and the loss of line {line} is: both are added to the same gradients, so {loss} weighs "
+            "{count} times as much as it should."
+        )
+        text = message.format(loss=module.text_of(event.loss), count=loop.window.text, line=before[0].node.lineno)
+        edits, _is_sure = _divide(loop, event, module)
+        return module.found("loss-undivided", event.node, text, edits=edits)
+    return None
+
+
+def _is_first_output(end: ast.expr) -> bool:
+    """`model(**inputs)[0]`: the loss, where labels are given."""
+    is_first = isinstance(end, ast.Subscript) and isinstance(end.slice, ast.Constant) and end.slice.value == 0
+    call = end.value if isinstance(end, ast.Subscript) else end
+    return is_first and isinstance(call, ast.Call) and "model" in last_name(call.func).lower()
 
 
 def _undivided(loop: TrainLoop, event: Event, traced: Traced) -> Found:
@@ -160,29 +198,12 @@ def _is_divided_elsewhere(loop: TrainLoop) -> bool:
     for scope in loop.scopes:
         if isinstance(scope.node, ast.Module) and scope is not loop.root:
             continue
-        for node in ast.walk(scope.node):
-            left, right = _quotient(node)
-            if left is None or right is None or not loop.counts_micro_batches(right, scope):
+        for node, left, right in loop.model.quotients(scope):
+            if not loop.counts_micro_batches(right, scope):
                 continue
             if not _TALLY.search(ast.unparse(left)) and not _comes_too_late(node, left, scope, loop):
                 return True
     return False
-
-
-def _quotient(node: ast.AST) -> tuple[ast.expr | None, ast.expr | None]:
-    """What is divided, and by what."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-        return node.left, node.right
-    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
-        return node.target, node.value
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in {"div_", "div", "mul_"}
-        and node.args
-    ):
-        return node.func.value, node.args[0]
-    return None, None
 
 
 def _comes_too_late(node: ast.AST, left: ast.expr, scope: Scope, loop: TrainLoop) -> bool:
@@ -250,7 +271,7 @@ def check_mean_of_means(module: Module, project: Project) -> Iterator[Found]:
             if not (by_count or loop.in_accumulate) or not _is_token_mean(loop, traced):
                 continue
             is_ragged = loop.mentions(_PADS) or any(each.is_of_this_micro_batch for each in traced.divisors)
-            if not is_ragged and not loop.mentions(r"ignore_index|-100"):
+            if not is_ragged and not loop.mentions(_IGNORED) and not _imports_ignored(loop):
                 continue
             where = by_count[-1].scope.module if by_count else event.place.scope.module
             message = _(
@@ -266,9 +287,21 @@ def check_mean_of_means(module: Module, project: Project) -> Iterator[Found]:
             break
 
 
+def _imports_ignored(loop: TrainLoop) -> bool:
+    """A file of the project that the loop's files import data from sets labels that are ignored."""
+    project = loop.model.reach.project
+    for module in loop.modules:
+        for dotted in module.imports.values():
+            where, _dot, name = dotted.rpartition(".")
+            imported = project.module(where) if re.search(r"[Dd]ata|[Cc]ollat", name) else None
+            if imported is not None and re.search(_IGNORED, loop.model.code_of(imported)):
+                return True
+    return False
+
+
 def _is_token_mean(loop: TrainLoop, traced: Traced) -> bool:
-    for end, _scope in traced.ends:
-        if isinstance(end, ast.Attribute) and end.attr == "loss" and loop.mentions(_LANGUAGE):
+    for end, scope in traced.ends:
+        if isinstance(end, ast.Attribute) and end.attr == "loss" and (loop.mentions(_LANGUAGE) or _forward_of(end, scope, loop)):
             return True
         if (
             isinstance(end, ast.Call)
@@ -278,7 +311,43 @@ def _is_token_mean(loop: TrainLoop, traced: Traced) -> bool:
             return True
         if isinstance(end, ast.Call) and _is_mean(end) and loop.mentions(r"CrossEntropyLoss\([^)]*ignore_index"):
             return True
-    return any(each.is_of_this_micro_batch and "mask" in ast.unparse(each.by) for each in traced.divisors)
+    return any(
+        each.is_of_this_micro_batch and "mask" in ast.unparse(each.by) and not _is_per_sequence(each.by)
+        for each in traced.divisors
+    )
+
+
+def _is_per_sequence(count: ast.expr) -> bool:
+    """`mask.sum(dim=1)`: each sequence is divided by its own length, so that all sequences weigh the same on purpose."""
+    return any(
+        isinstance(each, ast.Call) and last_name(each.func) in {"sum", "count_nonzero"} and (each.args or each.keywords)
+        for each in ast.walk(count)
+        if not (
+            isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and last_name(each.func.value) in {"torch", "np"}
+        )
+    )
+
+
+def _forward_of(loss: ast.Attribute, scope: Scope, loop: TrainLoop) -> Scope | None:
+    """The forward of a model of the project that returns this loss, if it is a mean over the tokens of its labels."""
+    outputs = loop.model.losses.assigned(scope, ast.unparse(loss.value))
+    call = outputs[-1].value if outputs else loss.value
+    if not isinstance(call, ast.Call):
+        return None
+    klass = loop.model.reach.made_class(call.func, scope, loop.model.losses)
+    forward = loop.model.reach.method(klass.module, klass.node, "forward") if klass is not None else None
+    return forward if forward is not None and _averages_tokens(forward) else None
+
+
+def _averages_tokens(forward: Scope) -> bool:
+    """Cross entropy over all tokens of the labels, those that are ignored left out."""
+    return any(
+        isinstance(each, ast.Call)
+        and last_name(each.func) == "cross_entropy"
+        and any(word.arg == "ignore_index" for word in each.keywords)
+        and not any(word.arg == "reduction" for word in each.keywords)
+        for each in ast.walk(forward.node)
+    )
 
 
 CHECKS = (check_undivided, check_divided_twice, check_mean_of_means)

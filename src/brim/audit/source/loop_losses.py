@@ -269,11 +269,24 @@ class Losses:
         if before:
             self._trace_assigned(before, way, traced)
             return
+        elsewhere = self._set_elsewhere(name, way.scope)
+        if elsewhere is not None:
+            self._trace_assigned(elsewhere[1], replace(way, scope=elsewhere[0], path=()), traced)
+            return
         argument = argument_of(name, way.scope, way.path[-1].call) if way.path else None
         if argument is None:
             traced.ends.append((node, way.scope))
         else:
             self._trace(argument, replace(way, scope=way.path[-1].scope, path=way.path[:-1], place=None), traced)
+
+    def _set_elsewhere(self, name: str, scope: Scope) -> tuple[Scope, list[Assigned]] | None:
+        """The one other method of the class that sets `self.loss`, and what it sets it to."""
+        klass = self.reach.classes.get((scope.module.name, scope.owner.name)) if scope.owner is not None else None
+        if klass is None or not name.startswith("self."):
+            return None
+        attribute = name.partition(".")[2]
+        methods = [each for each in klass.methods.values() if each is not scope and attribute in each.written]
+        return (methods[0], self.assigned(methods[0], name)) if len(methods) == 1 and methods[0].name != "__init__" else None
 
     def _trace_assigned(self, before: list[Assigned], way: _Way, traced: Traced) -> None:
         """From the last assignment back to the first that surely happens."""

@@ -14,9 +14,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final, Literal
 
 from brim.audit.source.loop_events import Event, Flat, Guard
-from brim.audit.source.loop_losses import ACCUMULATION, Losses, Traced
+from brim.audit.source.loop_losses import ACCUMULATION, Assigned, Losses, Traced
 from brim.audit.source.loop_reach import Reach, Scope, reach_of
-from brim.audit.source.module import Function, Module, last_name
+from brim.audit.source.module import Function, Module, is_test, last_name
+from brim.locale import _
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,14 +62,96 @@ class Window:
         return isinstance(self.count, ast.Constant) and self.count.value == 1
 
 
+class Timeline:
+    """All that happens in a function and in what it calls, in order; shared by the loops in it."""
+
+    def __init__(self, events: list[Event], losses: Losses) -> None:
+        self.events = events
+        self._losses = losses
+        self._traced: dict[int, Traced] = {}
+
+    @cached_property
+    def by_kind(self) -> dict[str, list[Event]]:
+        """The events of each kind."""
+        found: dict[str, list[Event]] = {}
+        for each in self.events:
+            found.setdefault(each.kind, []).append(each)
+        return found
+
+    @cached_property
+    def by_loop(self) -> dict[int, list[Event]]:
+        """The events in each loop, by its id."""
+        found: dict[int, list[Event]] = {}
+        for each in self.events:
+            for loop in each.place.loops:
+                found.setdefault(id(loop), []).append(each)
+        return found
+
+    @cached_property
+    def by_target(self) -> dict[str, list[Event]]:
+        """The assignments to each name, whoever makes them."""
+        found: dict[str, list[Event]] = {}
+        for each in self.by_kind.get("assign", []):
+            for name in targets_of(each.node):
+                found.setdefault(name, []).append(each)
+        return found
+
+    @cached_property
+    def by_callee(self) -> dict[str, list[Event]]:
+        """The calls of each name."""
+        found: dict[str, list[Event]] = {}
+        for each in self.by_kind.get("call", []):
+            if each.call is not None:
+                found.setdefault(last_name(each.call.func), []).append(each)
+        return found
+
+    @cached_property
+    def contexts(self) -> list[tuple[ast.expr, Scope]]:
+        """What stands behind `with`, each once."""
+        return list({id(each): (each, event.place.scope) for event in self.events for each in event.place.withs}.values())
+
+    def traced(self, backward: Event) -> Traced:
+        """What is known of the loss of a backward."""
+        assert backward.loss is not None
+        if id(backward) not in self._traced:
+            traced = self._losses.trace(backward.loss, backward.place.scope, backward.path)
+            traced.divisors = [each for each in traced.divisors if each.place is None or not each.place.excludes(backward.place)]
+            self._traced[id(backward)] = traced
+        return self._traced[id(backward)]
+
+    @cached_property
+    def to_backward(self) -> frozenset[str]:
+        """The names that some backward starts from, and those in the expressions where its way back ends."""
+        found: set[str] = set()
+        for each in self.by_kind.get("backward", []):
+            if each.loss is not None:
+                traced = self.traced(each)
+                found |= {name for _where, name in traced.names}
+                found |= {
+                    ast.unparse(its)
+                    for end, _scope in traced.ends
+                    for its in ast.walk(end)
+                    if isinstance(its, ast.Name | ast.Attribute)
+                }
+        return frozenset(found)
+
+
+def targets_of(node: ast.AST) -> list[str]:
+    """The names that a statement sets, those of a tuple one by one."""
+    if isinstance(node, ast.Assign):
+        flat = [inner for each in node.targets for inner in (each.elts if isinstance(each, ast.Tuple) else [each])]
+    else:
+        flat = [node.target] if isinstance(node, ast.AnnAssign | ast.AugAssign) else []
+    return [ast.unparse(each) for each in flat]
+
+
 @dataclass(eq=False)
 class TrainLoop:
     """One micro loop, with all that happens in it and around it."""
 
     model: Model
     root: Scope
-    events: list[Event]
-    """Of the whole root, in order."""
+    timeline: Timeline
     chain: tuple[ast.AST, ...]
     """The loops around backward, outermost first."""
     backwards: list[Event]
@@ -84,20 +167,30 @@ class TrainLoop:
 
     def of(self, kind: Kind) -> list[Event]:
         """The events of one kind in the micro loop."""
-        return [each for each in self._inside if each.kind == kind]
+        return self._kinds_inside.get(kind, [])
 
     def all_of(self, *kinds: Kind) -> list[Event]:
         """The events of some kinds anywhere in the root."""
-        return [each for each in self.events if each.kind in kinds]
+        by_kind = self.timeline.by_kind
+        if len(kinds) == 1:
+            return by_kind.get(kinds[0], [])
+        return sorted((each for kind in kinds for each in by_kind.get(kind, [])), key=lambda each: each.order)
 
     @cached_property
     def _inside(self) -> list[Event]:
         depth = len(self.chain)
         return [
             each
-            for each in self.events
+            for each in self.timeline.by_loop.get(id(self.micro), [])
             if len(each.place.loops) >= depth and all(a is b for a, b in zip(each.place.loops, self.chain, strict=False))
         ]
+
+    @cached_property
+    def _kinds_inside(self) -> dict[str, list[Event]]:
+        found: dict[str, list[Event]] = {}
+        for each in self._inside:
+            found.setdefault(each.kind, []).append(each)
+        return found
 
     @cached_property
     def steps(self) -> list[Event]:
@@ -129,7 +222,7 @@ class TrainLoop:
 
     def mentions(self, pattern: str) -> bool:
         """Whether a file that takes part has this in its code; comments do not count."""
-        return any(re.search(pattern, self.model.code_of(each)) for each in self.modules)
+        return any(self.model.has(pattern, each) for each in self.modules)
 
     @cached_property
     def framework(self) -> str:
@@ -174,13 +267,7 @@ class TrainLoop:
     @cached_property
     def losses(self) -> list[tuple[Event, Traced]]:
         """Each backward with what is known of its loss."""
-        found = []
-        for each in self.backwards:
-            if each.loss is not None:
-                traced = self.model.losses.trace(each.loss, each.place.scope, each.path)
-                traced.divisors = [its for its in traced.divisors if its.place is None or not its.place.excludes(each.place)]
-                found.append((each, traced))
-        return found
+        return [(each, self.timeline.traced(each)) for each in self.backwards if each.loss is not None]
 
     def counts_micro_batches(self, expression: ast.expr, scope: Scope, path: tuple[Site, ...] = ()) -> bool:
         """Whether a number is the number of micro-batches: that of the window, or one that is named so."""
@@ -197,6 +284,8 @@ class Model:
         self.reach: Reach = reach_of(project)
         self._events: dict[int, list[Event]] = {}
         self._code: dict[int, str] = {}
+        self._quotients: dict[int, list[tuple[ast.AST, ast.expr, ast.expr]]] = {}
+        self._has: dict[tuple[int, str], bool] = {}
         self.losses = Losses(self.reach, self._events)
 
     def code_of(self, module: Module) -> str:
@@ -204,6 +293,20 @@ class Model:
         if id(module) not in self._code:
             self._code[id(module)] = re.sub(r"(?m)(^|\s)#.*$", "", module.source.text)
         return self._code[id(module)]
+
+    def has(self, pattern: str, module: Module) -> bool:
+        """Whether the code of a file matches; every loop in it asks the same."""
+        key = (id(module), pattern)
+        if key not in self._has:
+            self._has[key] = re.search(pattern, self.code_of(module)) is not None
+        return self._has[key]
+
+    def quotients(self, scope: Scope) -> list[tuple[ast.AST, ast.expr, ast.expr]]:
+        """The divisions in a function: itself, what is divided, and by what."""
+        if id(scope) not in self._quotients:
+            parts = ((node, quotient_of(node)) for node in ast.walk(scope.node))
+            self._quotients[id(scope)] = [(node, *found) for node, found in parts if found is not None]
+        return self._quotients[id(scope)]
 
     def in_module(self, module: Module) -> list[TrainLoop]:
         """The loops whose backward is reached from this file, the shortest way."""
@@ -222,7 +325,7 @@ class Model:
         for scope in self.reach.scopes:
             if scope not in self.reach.trainers:
                 continue
-            for loop in self._of(scope):
+            for loop in self._readable(scope):
                 first = loop.backwards[0]
                 rank = (not loop.steps, first.place.depth)
                 key = (id(loop.micro), id(first.node))
@@ -230,16 +333,25 @@ class Model:
                     best[key] = (rank, loop)
         return [loop for _rank, loop in best.values()]
 
+    def _readable(self, scope: Scope) -> list[TrainLoop]:
+        """The loops of a function; none where an expression is nested too deeply to be written out."""
+        try:
+            return list(self._of(scope))
+        except RecursionError:
+            note = _("{file}: {name} was not read in full, for it is nested too deeply.")
+            self.reach.project.notes.append(note.format(file=scope.module.source.file, name=scope.name or _("the module")))
+            return []
+
     def _of(self, root: Scope) -> Iterator[TrainLoop]:
         flat = Flat(root, self.reach, self._events)
-        events = flat.events
+        timeline = Timeline(flat.events, self.losses)
         groups: dict[int, list[Event]] = {}
-        for each in events:
-            if each.kind == "backward" and each.place.loops and not each.place.in_handler:
+        for each in timeline.by_kind.get("backward", []):
+            if each.place.loops and not each.place.in_handler:
                 groups.setdefault(id(each.place.loops[-1]), []).append(each)
         modules = list({id(each.module): each.module for each in flat.scopes.values()}.values())
         for backwards in groups.values():
-            loop = TrainLoop(self, root, events, backwards[0].place.loops, backwards, list(flat.scopes.values()), modules)
+            loop = TrainLoop(self, root, timeline, backwards[0].place.loops, backwards, list(flat.scopes.values()), modules)
             loop.window = self._window(loop)
             yield loop
 
@@ -284,13 +396,9 @@ class Model:
         ends = any(_holds_at_the_end(each) for each in tests)
         for test in tests:
             for node in ast.walk(test):
-                if (
-                    isinstance(node, ast.BinOp)
-                    and isinstance(node.op, ast.Mod)
-                    and not isinstance(node.left, ast.Constant | ast.JoinedStr)
-                ):
-                    terms = self.losses.terms(node.right, guard.scope)
-                    return Window("modulo", node.right, terms, guard.scope, guard, node.left, ends)
+                if (parts := remainder_of(node)) is not None:
+                    index, count = parts
+                    return Window("modulo", count, self.losses.terms(count, guard.scope), guard.scope, guard, index, ends)
         for test in tests:
             for node in ast.walk(test):
                 if isinstance(node, ast.Attribute) and node.attr in {"sync_gradients", "is_gradient_accumulation_boundary"}:
@@ -310,6 +418,17 @@ class Model:
                     return Window("counter", side, terms, guard.scope, guard, other, ends)
         return None
 
+    def value_of(self, node: ast.expr, scope: Scope) -> ast.expr:
+        """What a name in a condition stands for, if it is set once in its function; any other expression as it is."""
+        if not isinstance(node, ast.Name | ast.Attribute):
+            return node
+        assigned = self.losses.assigned(scope, ast.unparse(node))
+        return (_condition(assigned[0]) or node) if len(assigned) == 1 else node
+
+    def remainder(self, node: ast.AST, scope: Scope) -> tuple[ast.expr, ast.expr] | None:
+        """The two sides of a remainder, also behind a name."""
+        return remainder_of(self.value_of(node, scope) if isinstance(node, ast.expr) else node)
+
     def _behind(self, test: ast.expr, scope: Scope, depth: int = 0) -> Iterator[ast.expr]:
         """A condition, and what its names and calls stand for."""
         yield test
@@ -318,15 +437,51 @@ class Model:
         for node in ast.walk(test):
             if isinstance(node, ast.Name | ast.Attribute):
                 for each in self.losses.assigned(scope, ast.unparse(node)):
-                    if (
-                        isinstance(each.value, ast.Compare | ast.BoolOp | ast.Call | ast.UnaryOp | ast.BinOp)
-                        and each.index is None
-                    ):
-                        yield from self._behind(each.value, scope, depth + 1)
+                    if (value := _condition(each)) is not None:
+                        yield from self._behind(value, scope, depth + 1)
             elif isinstance(node, ast.Call) and (inner := self.reach.resolve(node, scope)) is not None:
                 for event in self.losses.read(inner):
                     if event.kind == "return" and isinstance(event.node, ast.Return) and event.node.value is not None:
                         yield from self._behind(event.node.value, inner, depth + 2)
+
+
+def quotient_of(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
+    """What is divided, and by what."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        return node.left, node.right
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
+        return node.target, node.value
+    is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and bool(node.args)
+    if (
+        is_method
+        and isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in {"div_", "div", "mul_"}
+    ):
+        return node.func.value, node.args[0]
+    return None
+
+
+def remainder_of(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
+    """The two sides of `a % b`, `divmod(a, b)[1]` or `math.fmod(a, b)`; None for string formatting and anything else."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and not isinstance(node.left, ast.Constant | ast.JoinedStr):
+        return node.left, node.right
+    call = node.value if isinstance(node, ast.Subscript) else node
+    if not isinstance(call, ast.Call) or len(call.args) != 2:
+        return None
+    is_rest = isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and node.slice.value == 1
+    is_remainder = last_name(call.func) == "divmod" if is_rest else last_name(call.func) in {"fmod", "mod", "remainder"}
+    return (call.args[0], call.args[1]) if is_remainder else None
+
+
+def _condition(assigned: Assigned) -> ast.expr | None:
+    """What a name in a condition stands for: a comparison, a call, arithmetic, the rest of `divmod`."""
+    value = assigned.value
+    if assigned.index is None:
+        return value if isinstance(value, ast.Compare | ast.BoolOp | ast.Call | ast.UnaryOp | ast.BinOp) else None
+    if assigned.index == 1 and isinstance(value, ast.Call) and last_name(value.func) == "divmod":
+        return ast.copy_location(ast.Subscript(value, ast.copy_location(ast.Constant(1), value), ast.Load()), value)
+    return None
 
 
 def _counts_the_loop(window: Window, chain: tuple[ast.AST, ...]) -> bool:
@@ -365,5 +520,5 @@ def model_of(project: Project) -> Model:
 
 
 def loops_of(module: Module, project: Project) -> list[TrainLoop]:
-    """The training loops of one file."""
-    return model_of(project).in_module(module)
+    """The training loops of one file; none of a test, which trains for a few steps on purpose."""
+    return [] if is_test(module) else model_of(project).in_module(module)

@@ -26,7 +26,7 @@ _MODEL: Final = re.compile(r"model|net|network|self\.model|self\.net", re.IGNORE
 def check_clip_before_unscale(module: Module, project: Project) -> Iterator[Found]:
     """The scaled gradient is compared with a limit for the unscaled one."""
     for loop in loops_of(module, project):
-        scalers = {each.scaler for each in loop.events if each.kind in {"backward", "step"} and each.scaler}
+        scalers = {each.scaler for each in loop.all_of("backward", "step") if each.scaler}
         if not scalers or loop.framework or loop.mentions(r"GradScaler\([^)]*enabled\s*=\s*False"):
             continue
         unscales = [each.order for each in loop.all_of("unscale")]
@@ -91,8 +91,7 @@ def check_fp16_without_scaler(module: Module, project: Project) -> Iterator[Foun
             r"[Ss]caler|amp\.initialize|loss_scal"
         ):
             continue
-        contexts = {id(each): (each, event.place.scope) for event in loop.events for each in event.place.withs}
-        for context, scope in contexts.values():
+        for context, scope in loop.timeline.contexts:
             confidence = _is_half(context, scope)
             if confidence is None:
                 continue

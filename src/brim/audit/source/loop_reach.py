@@ -11,11 +11,13 @@ import ast
 import weakref
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from brim.audit.source.module import Function, Module, last_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
     from brim.audit.source.project import Project
 
 BACKWARD: Final = frozenset({"backward", "manual_backward"})
@@ -24,6 +26,7 @@ ACTIONS: Final = BACKWARD | {
     "clip_gradients", "unscale_", "unscale_gradients", "empty_cache", "autocast",
 }  # fmt: skip
 _DEPTH: Final = 4
+_WRAPPERS: Final = frozenset({"DistributedDataParallel", "DDP", "DataParallel", "compile", "prepare", "get_peft_model"})
 _COMMON: Final = frozenset(
     {
         "step",
@@ -46,6 +49,20 @@ _COMMON: Final = frozenset(
 """Method names that say nothing about whose method it is."""
 
 
+class _Assigned(Protocol):
+    @property
+    def value(self) -> ast.expr: ...
+    @property
+    def index(self) -> int | None: ...
+
+
+class Values(Protocol):
+    """What names are set to in a function."""
+
+    def assigned(self, scope: Scope, name: str) -> Sequence[_Assigned]:
+        """Everything that a name is set to."""
+
+
 @dataclass(eq=False)
 class Scope:
     """A function, or the body of a file."""
@@ -59,6 +76,8 @@ class Scope:
     """The last names of all that it calls."""
     own: set[str] = field(default_factory=set)
     """Those among them that it calls by name or on `self`: nobody else's."""
+    written: set[str] = field(default_factory=set)
+    """The attributes of `self` that it sets."""
     made: dict[str, ast.expr] = field(default_factory=dict)
     """Of a name or attribute that holds the result of a call: what was called."""
 
@@ -95,6 +114,8 @@ class Reach:
         self.classes: dict[tuple[str, str], Klass] = {}
         self._methods: dict[str, list[Scope]] = {}
         self._calls: dict[int, list[ast.Call]] = {}
+        self._makers: dict[int, dict[str, list[ast.Call]]] = {}
+        self._calls_by_name: dict[int, dict[str, list[ast.Call]]] = {}
         for module in project.modules:
             self._read(module)
 
@@ -125,6 +146,8 @@ class Reach:
                         scope.own.add(name)
             elif isinstance(here, ast.Assign) and isinstance(here.value, ast.Call) and (made := _short_name(here.targets[0])):
                 scope.made[made] = here.value.func
+            elif isinstance(here, ast.Attribute) and isinstance(here.ctx, ast.Store) and _is_self(here):
+                scope.written.add(here.attr)
             waiting += [(child, klass) for child in ast.iter_child_nodes(here)]
 
     def _enter(self, outer: Scope, node: Function, klass: ast.ClassDef | None) -> None:
@@ -139,6 +162,15 @@ class Reach:
     def body_of(self, module: Module) -> Scope:
         """The scope of a file's own statements."""
         return self.by_module[id(module)][0]
+
+    def around(self, node: ast.AST, module: Module) -> Scope:
+        """The function that a node stands in, or the body of the file."""
+        function = module.enclosing(node, ast.FunctionDef, ast.AsyncFunctionDef)
+        return self._by_node.get(id(function)) or self.body_of(module)
+
+    @cached_property
+    def _by_node(self) -> dict[int, Scope]:
+        return {id(each.node): each for each in self.scopes}
 
     def resolve(self, call: ast.Call, scope: Scope) -> Scope | None:
         """The function that a call runs, if it is one of the project."""
@@ -197,6 +229,53 @@ class Reach:
         if klass is not None and name.startswith("self."):
             return next((each.made[name] for each in klass.methods.values() if name in each.made), None)
         return None
+
+    def made_class(self, value: ast.expr, scope: Scope, values: Values, depth: int = 0) -> Klass | None:
+        """The class of the project that an object is of: also through `.to(...)`, wrappers and functions that return it."""
+        if depth > _DEPTH * 2:
+            return None
+        if isinstance(value, ast.Call):
+            return self._class_of_call(value, scope, values, depth + 1)
+        if isinstance(value, ast.Tuple) and value.elts:
+            return self.made_class(value.elts[0], scope, values, depth + 1)
+        if not isinstance(value, ast.Name | ast.Attribute):
+            return None
+        name = ast.unparse(value)
+        for here in self._where_set(name, scope):
+            for each in values.assigned(here, name):
+                found = self.made_class(each.value, here, values, depth + 1) if not each.index else None
+                if found is not None:
+                    return found
+        return None
+
+    def _where_set(self, name: str, scope: Scope) -> Iterator[Scope]:
+        """The functions that may set a name, the nearest first; of `self.name` also other methods."""
+        klass = self.classes.get((scope.module.name, scope.owner.name)) if scope.owner is not None else None
+        if klass is not None and name.startswith("self."):
+            yield from (each for each in klass.methods.values() if name.partition(".")[2] in each.written)
+            return
+        here: Scope | None = scope
+        while here is not None:
+            yield here
+            here = here.outer
+
+    def _class_of_call(self, call: ast.Call, scope: Scope, values: Values, depth: int) -> Klass | None:
+        where, _dot, name = (scope.module.dotted(call.func) or "").rpartition(".")
+        module = self.project.module(where) if where else scope.module
+        klass = self.classes.get((module.name if module is not None else where, name))
+        if klass is not None:
+            return klass
+        inner = self.resolve(call, scope)
+        if inner is not None:
+            returns = (each for each in ast.walk(inner.node) if isinstance(each, ast.Return) and each.value is not None)
+            found = (self.made_class(each.value, inner, values, depth) for each in returns if each.value is not None)
+            return next((each for each in found if each is not None), None)
+        if name in _WRAPPERS and call.args:
+            return self.made_class(call.args[0], scope, values, depth)
+        is_same = isinstance(call.func, ast.Attribute) and call.func.attr in {"to", "cuda", "train", "eval", "bfloat16", "float"}
+        return (
+            self.made_class(call.func.value, scope, values, depth) if is_same and isinstance(call.func, ast.Attribute) else None
+        )
 
     def method(self, module: Module, owner: ast.ClassDef, name: str) -> Scope | None:
         """A method of a class, or of a base of it in the project."""
@@ -261,8 +340,24 @@ class Reach:
 
     def calls(self, module: Module, *names: str) -> list[ast.Call]:
         """The calls in a file, in the order of the text; of these names only, if any are given."""
-        calls = self._calls[id(module)]
-        return [each for each in calls if last_name(each.func) in names] if names else calls
+        if not names:
+            return self._calls[id(module)]
+        by_name = self._calls_by_name.get(id(module)) or self._calls_by_name.setdefault(
+            id(module), _by_name(self._calls[id(module)])
+        )
+        found = [each for name in names for each in by_name.get(name, [])]
+        return found if len(names) == 1 else sorted(found, key=lambda each: (each.lineno, each.col_offset))
+
+    def made_by(self, module: Module, name: str) -> list[ast.Call]:
+        """The calls in a file whose result a name or attribute is set to."""
+        if id(module) not in self._makers:
+            table: dict[str, list[ast.Call]] = {}
+            for node in ast.walk(module.tree):
+                for target in node.targets if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) else ():
+                    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+                        table.setdefault(last_name(target), []).append(node.value)
+            self._makers[id(module)] = table
+        return self._makers[id(module)].get(name, [])
 
     def importers(self, module: Module) -> list[Module]:
         """The files that import something from this one."""
@@ -276,6 +371,13 @@ class Reach:
             for name in names - {each.name, ""}:
                 found.setdefault(name, []).append(each)
         return found
+
+
+def _by_name(calls: Iterable[ast.Call]) -> dict[str, list[ast.Call]]:
+    found: dict[str, list[ast.Call]] = {}
+    for each in calls:
+        found.setdefault(last_name(each.func), []).append(each)
+    return found
 
 
 def _short_name(node: ast.expr) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import wraps
 from typing import TYPE_CHECKING
 
-from brim.audit.source import loop_cost, loop_division, loop_order, loop_precision, loop_rhythm
+from brim.audit.source import loop_cost, loop_division, loop_exchange, loop_order, loop_precision, loop_rhythm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,5 +32,12 @@ def once(check: Check) -> Check:
     return checked
 
 
-_ALL = (*loop_division.CHECKS, *loop_order.CHECKS, *loop_rhythm.CHECKS, *loop_precision.CHECKS, *loop_cost.CHECKS)
+_ALL = (
+    *loop_division.CHECKS,
+    *loop_order.CHECKS,
+    *loop_rhythm.CHECKS,
+    *loop_exchange.CHECKS,
+    *loop_precision.CHECKS,
+    *loop_cost.CHECKS,
+)
 CHECKS = tuple(map(once, _ALL))

@@ -159,6 +159,12 @@ def start_line(node: ast.AST) -> int:
     return min([getattr(placed, "lineno", 1), *lines])
 
 
+def is_test(module: Module) -> bool:
+    """Whether a file holds tests, by where it lies in the project and how it is called."""
+    *folders, name = module.name.split(".")
+    return bool({"test", "tests"} & set(folders)) or name.startswith("test_") or name.endswith("_test") or name == "conftest"
+
+
 def functions_of(tree: ast.AST) -> Iterator[Function]:
     """Every function and method below a node."""
     for node in ast.walk(tree):
