@@ -151,6 +151,16 @@ def _makes_a_difference(clamp: Clamp, rows: Sequence[InForce]) -> bool:
     """Whether the table shows a change: a row that differs, and, where the machine decides, conditions that differ."""
     if all(row.in_force is None or row.in_force == row.set for row in rows):
         return False
+    known = [
+        (row.set, row.in_force) for row in rows if isinstance(row.in_force, int | float) and isinstance(row.set, int | float)
+    ]
+    if (
+        not clamp.tiers
+        and len({now for _set, now in known}) == 1
+        and any(a < b for a, b in known)
+        and any(a > b for a, b in known)
+    ):
+        return False  # something else decides
     by_condition: dict[str, list[tuple[Any, Any]]] = {}
     for row in rows:
         by_condition.setdefault(row.when, []).append((row.set, row.in_force))
@@ -193,7 +203,11 @@ def is_side_work(use: Use) -> bool:
     """Whether a use stands in a test, a demo or a debug mode."""
     if use.when and not use.when.startswith("not ") and _SIDE_MODE.search(use.when):
         return True
-    around = [each.name for each in use.module.above(use.node) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
+    around = [
+        each.name
+        for each in use.module.above(use.node)
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    ]
     return any(_SIDE_WORK.search(name) for name in around)
 
 
@@ -493,4 +507,6 @@ def _taker(use: Use) -> str:
     if use.call == WINDOW:
         return _("the optimizer step")
     name = use.call.rpartition(".")[2]
-    return _("the {name}").format(name=name) if takes_effect(use) else f"`{use.target or name}`"
+    if name.endswith(("Loader", "Trainer", "Sampler")):
+        return _("the {name}").format(name=name)
+    return name if takes_effect(use) else f"`{use.target or name}`"
