@@ -82,7 +82,7 @@ class Calls(Statements):
         made = Opaque(module, node, module.text_of(node)[:200] if node.lineno == node.end_lineno else dotted or "", inputs)
         if last_name(node.func).endswith(("Arguments", "Config")):
             for name in nodes:  # a library's config: what is read from it later is what it was given
-                frame.state.heap[(made, name)] = keywords[name]
+                self._read[(made, name)] = keywords[name]
         return made
 
     def _uses_of_call(

@@ -137,9 +137,9 @@ def _is_a_source(setting: Setting) -> bool:
     """Whether reading it shows that somebody can set it: not `training_args.learning_rate`, which the code itself has made."""
     node, module = setting.node, setting.module
     if not isinstance(node, ast.Attribute):
-        return True
+        return isinstance(node, ast.expr)
     base = chain(node.value)
-    if setting.kind == "key" and (not is_config_name(base.rpartition(".")[2]) or "train" in base.lower()):
+    if setting.kind == "key" and (not any(map(is_config_name, base.split("."))) or "train" in base.lower()):
         return False
     made = [each.value for each in ast.walk(module.tree)
             if isinstance(each, ast.Assign) and any(chain(target) == base for target in each.targets)]  # fmt: skip

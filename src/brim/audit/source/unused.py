@@ -69,8 +69,7 @@ def _found(unused: list[Definition]) -> Found:
         text = _("Nothing reads {settings}: changing it has no effect.")
     else:
         text = _("Nothing reads {settings}: changing them has no effect.")
-    alike = [each.node for each in unused if each.node is not None and each.quantity == first.quantity]
-    last = max(alike, key=lambda node: getattr(node, "lineno", 0))
+    last = max((each.node for each in unused if each.node is not None), key=lambda node: getattr(node, "lineno", 0))
     return first.module.found(
         "setting-unused",
         first.node,
