@@ -6,18 +6,23 @@ parse is not written, and several files are written all or not at all.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import difflib
 import io
 import json
+import math
 import os
 import re
 import stat
 import tempfile
+import textwrap
 import tokenize
 import tomllib
 import warnings
+from bisect import bisect_right
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +39,14 @@ if TYPE_CHECKING:
     from brim.audit.source.module import Source
 
 
+_MANY_LINES: Final = 200
+"""Longer files are not compiled and compared as a whole for every finding."""
+_MOST_NEAR: Final = 40
+_CONTEXT: Final = 3
+_AROUND: Final = "async def around():\n    while True:\n"
+"""What a statement may be compiled in: `return`, `break` and `await` mean something there."""
+
+
 @dataclass(frozen=True)
 class Original:
     """A file as it lies on the disk."""
@@ -43,6 +56,30 @@ class Original:
     encoding: str
     text: str
     """With the line ends that it has."""
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The text in lines, with their ends."""
+        return split_lines(self.text)
+
+    @cached_property
+    def blocks(self) -> list[tuple[int, int]]:
+        """First and last line of each statement, the outer ones first."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(self.text)
+        spans = set()
+        for each in ast.walk(tree):
+            if isinstance(each, ast.stmt):
+                decorators = [its.lineno for its in getattr(each, "decorator_list", [])]
+                spans.add((min([each.lineno, *decorators]), each.end_lineno or each.lineno))
+        return sorted(spans, key=lambda span: (span[0], -span[1]))
+
+    def blocks_around(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Those that hold these lines, the smallest first."""
+        end = bisect_right(self.blocks, (first, math.inf))
+        near = self.blocks[max(0, end - _MOST_NEAR) : end]
+        return sorted((span for span in near if span[0] <= first and last <= span[1]), key=lambda span: span[1] - span[0])[:4]
 
 
 @dataclass(frozen=True)
@@ -101,6 +138,17 @@ class Desk:
             raise CannotMend(_("The file would no longer parse."))
         return Change(file, before, after)
 
+    def preview(self, file: str, edits: Sequence[Edit]) -> str:
+        """The diff of these edits. Of a long Python file only the statement around them is compiled."""
+        before = self.original(file)
+        if is_python(file) and len(before.lines) > _MANY_LINES:
+            first, last = _span_of(edits)
+            for block in before.blocks_around(first, last):
+                local = _local_diff(before, block, edits)
+                if local is not None:
+                    return local
+        return self.change(file, edits).diff
+
     def _read(self, file: str) -> Original:
         source = self._sources.get(file)
         if source is None:
@@ -125,11 +173,50 @@ def encoding_of(file: str, data: bytes) -> str:
     return "utf-8-sig" if data.startswith(b"\xef\xbb\xbf") else "utf-8"
 
 
-def unified(file: str, before: str, after: str) -> str:
-    """A unified diff between two texts of one file."""
+def unified(file: str, before: str, after: str, *, after_lines: int = 0) -> str:
+    """A unified diff between two texts of one file, or between parts of them that stand after so many lines."""
     old, new = ([line for line in re.split(r"(?<=\n)", text) if line] for text in (before, after))
-    lines = difflib.unified_diff(old, new, *_names(file))
+    lines: Iterable[str] = difflib.unified_diff(old, new, *_names(file))
+    if after_lines:
+        lines = (
+            _HUNK.sub(lambda hunk: f"@@ -{int(hunk[1]) + after_lines}{hunk[2]} +{int(hunk[3]) + after_lines}{hunk[4]} @@", line)
+            for line in lines
+        )
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def _local_diff(before: Original, block: tuple[int, int], edits: Sequence[Edit]) -> str | None:
+    """The diff of edits within one block, if the block alone still compiles; None where that cannot be said."""
+    start, end = max(0, block[0] - 1 - _CONTEXT), min(len(before.lines), block[1] + _CONTEXT)
+    old = before.lines[start:end]
+    moved = [replace(each, line=each.line - start, end_line=each.end_line - start) for each in edits]
+    text = edited("".join(old), moved)
+    new = [line for line in split_lines(text) if line]
+    old = [line for line in old if line]
+    above, below = block[0] - 1 - start, max(0, start + len(old) - block[1])
+    code = textwrap.dedent("".join(new[above : len(new) - below]))
+    if not code.strip():
+        return None
+    try:
+        text.encode(before.encoding)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compiles(_AROUND + textwrap.indent(code, " " * 8))
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    first, last = _span_of(edits)
+    top, tail = max(start, first - 1 - _CONTEXT), max(0, start + len(old) - last - _CONTEXT)
+    window = (old[top - start : len(old) - tail], new[top - start : len(new) - tail])
+    return unified(before.file, *("".join(each) for each in window), after_lines=top)
+
+
+def _span_of(edits: Sequence[Edit]) -> tuple[int, int]:
+    """The first and the last line that edits touch."""
+    ends = [each.end_line - (each.end_column == 0 and each.end_line > each.line) for each in edits]
+    return min(each.line for each in edits), max(ends)
+
+
+_HUNK: Final = re.compile(r"^@@ -(\d+)((?:,\d+)?) \+(\d+)((?:,\d+)?) @@")
 
 
 def root_of(files: Iterable[str]) -> Path:
@@ -153,7 +240,7 @@ def _absolute(file: str) -> Path:
 def patch_of(edits: Sequence[Edit], desk: Desk) -> str | None:
     """The edits of one finding as a diff; None if they cannot be made."""
     try:
-        return "".join(desk.change(file, own).diff for file, own in _by_file(edits).items()) or None
+        return "".join(desk.preview(file, own) for file, own in _by_file(edits).items()) or None
     except CannotMend:
         return None
 

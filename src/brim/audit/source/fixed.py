@@ -53,6 +53,7 @@ class Relations:
         self._programs: dict[str, set[str]] = {}
         self._attributes: dict[str, dict[str, set[str]]] = {}
         self._names: dict[str, set[str]] = {}
+        self._made: dict[str, set[str]] = {}
         self._closed = {name: self._closure(name) for name in self._below}
 
     def _closure(self, name: str) -> set[str]:
@@ -95,6 +96,18 @@ class Relations:
         """The names of the modules that import this one, over any number of steps, and its own."""
         return {name for name, below in self._closed.items() if module.name in below}
 
+    def made_in(self, module: Module) -> set[str]:
+        """The objects that the module makes by calling a class: `arguments = TrainingArguments(...)`."""
+        known = self._made.get(module.name)
+        if known is None:
+            known = self._made[module.name] = {
+                chain(target)
+                for each in ast.walk(module.tree)
+                if isinstance(each, ast.Assign) and isinstance(each.value, ast.Call) and last_name(each.value.func)[:1].isupper()
+                for target in each.targets
+            }
+        return known
+
     def has_config(self, module: Module) -> bool:
         """Whether a name in the module is one that configs have."""
         known = self._names.get(module.name)
@@ -121,7 +134,7 @@ def check_fixed(flow: Flow) -> Iterator[Found]:
         if definition.quantity is not None and definition.module is not None and not _is_of_a_server(definition):
             users.setdefault(definition.quantity, []).append(definition)
     for setting in flow.settings():
-        if setting.kind in {"key", "environment", "flag"} and setting.quantity is not None and _is_a_source(setting):
+        if setting.kind in {"key", "environment", "flag"} and setting.quantity is not None and _is_a_source(setting, relations):
             users.setdefault(setting.quantity, []).append(_as_definition(setting))
     literals = list(_Literals(flow, users, relations).check())
     yield from literals
@@ -133,7 +146,7 @@ def _is_of_a_server(definition: Definition) -> bool:
     return bool(_SERVER & _field_names(definition))
 
 
-def _is_a_source(setting: Setting) -> bool:
+def _is_a_source(setting: Setting, relations: Relations) -> bool:
     """Whether reading it shows that somebody can set it: not `training_args.learning_rate`, which the code itself has made."""
     node, module = setting.node, setting.module
     if not isinstance(node, ast.Attribute):
@@ -141,9 +154,7 @@ def _is_a_source(setting: Setting) -> bool:
     base = chain(node.value)
     if setting.kind == "key" and (not any(map(is_config_name, base.split("."))) or "train" in base.lower()):
         return False
-    made = [each.value for each in ast.walk(module.tree)
-            if isinstance(each, ast.Assign) and any(chain(target) == base for target in each.targets)]  # fmt: skip
-    return not any(isinstance(each, ast.Call) and last_name(each.func)[:1].isupper() for each in made)
+    return base not in relations.made_in(module)
 
 
 def _as_definition(setting: Setting) -> Definition:

@@ -95,6 +95,7 @@ class Reach:
         self.classes: dict[tuple[str, str], Klass] = {}
         self._methods: dict[str, list[Scope]] = {}
         self._calls: dict[int, list[ast.Call]] = {}
+        self._calls_by_name: dict[int, dict[str, list[ast.Call]]] = {}
         for module in project.modules:
             self._read(module)
 
@@ -261,8 +262,15 @@ class Reach:
 
     def calls(self, module: Module, *names: str) -> list[ast.Call]:
         """The calls in a file, in the order of the text; of these names only, if any are given."""
-        calls = self._calls[id(module)]
-        return [each for each in calls if last_name(each.func) in names] if names else calls
+        if not names:
+            return self._calls[id(module)]
+        by_name = self._calls_by_name.get(id(module))
+        if by_name is None:
+            by_name = self._calls_by_name[id(module)] = {}
+            for each in self._calls[id(module)]:
+                by_name.setdefault(last_name(each.func), []).append(each)
+        found = [each for name in dict.fromkeys(names) for each in by_name.get(name, ())]
+        return found if len(names) == 1 else sorted(found, key=lambda each: (each.lineno, each.col_offset))
 
     def importers(self, module: Module) -> list[Module]:
         """The files that import something from this one."""
