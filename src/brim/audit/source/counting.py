@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from brim.audit.source.clamps import is_side_work
-from brim.audit.source.module import calls_of, keyword_of, last_name
+from brim.audit.source.module import keyword_of, last_name
 from brim.audit.source.terms import Apply, Constant, Setting, is_same, settings_in, walk
 from brim.locale import _
 from brim.records.findings import InForce
@@ -81,7 +81,7 @@ def _rests(module: Module) -> Iterator[frozenset[str]]:
     """The names in each `a % b` that is asserted, or that an error is raised for."""
     if "%" not in module.source.text:
         return
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         is_check = isinstance(node, ast.Assert) or (
             isinstance(node, ast.If) and any(isinstance(each, ast.Raise) for each in node.body)
         )
@@ -195,7 +195,7 @@ def _is_checked(term: Apply) -> bool:
 
 def _ceil_of_floor(module: Module) -> Iterator[Found]:
     """`math.ceil(a // b)`: the floor has already dropped what ceil should keep."""
-    for call in calls_of(module.tree):
+    for call in module.calls:
         inner = call.args[0] if len(call.args) == 1 else None
         if last_name(call.func) != "ceil" or not (isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.FloorDiv)):
             continue
@@ -220,7 +220,7 @@ def check_schedules(flow: Flow) -> Iterator[Found]:
         accumulates = _accumulates(module)
         if accumulates is None or _steps_every_micro_batch(module):
             continue
-        for call in calls_of(module.tree):
+        for call in module.calls:
             if not _SCHEDULES.search(last_name(call.func)):
                 continue
             length = _length_of(call)
@@ -243,7 +243,7 @@ def check_schedules(flow: Flow) -> Iterator[Found]:
 
 def _accumulates(module: Module) -> str | None:
     """The name or number of micro-batches per step, if the module's loop accumulates."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.If) and any(
             isinstance(each, ast.Call) and last_name(each.func) == "step" for each in ast.walk(node)
         ):
@@ -260,7 +260,7 @@ def _accumulates(module: Module) -> str | None:
 
 def _steps_every_micro_batch(module: Module) -> bool:
     """Whether a scheduler steps outside every `if` and every `accumulate` of its loop."""
-    for call in calls_of(module.tree):
+    for call in module.calls:
         if (
             last_name(call.func) == "step"
             and isinstance(call.func, ast.Attribute)
@@ -289,7 +289,7 @@ def _where_counted(module: Module, node: ast.expr) -> ast.expr:
     """The expression with the `len(...)` in it: the argument itself, or what its name was given."""
     if "len(" in module.text_of(node) or not isinstance(node, ast.Name | ast.Attribute):
         return node
-    for each in ast.walk(module.tree):
+    for each in module.nodes:
         if isinstance(each, ast.Assign) and any(last_name(target) == last_name(node) for target in each.targets):
             return each.value if "len(" in module.text_of(each.value) else _where_counted(module, each.value)
     return node
@@ -303,7 +303,7 @@ def _texts(module: Module, node: ast.expr, depth: int) -> list[str]:
     names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} | {
         each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)
     }
-    for each in ast.walk(module.tree):
+    for each in module.nodes:
         if isinstance(each, ast.Assign) and any(last_name(target) in names for target in each.targets):
             found += _texts(module, each.value, depth + 1) if each.value is not node else []
     return found[:40]

@@ -78,7 +78,7 @@ def definitions_of(project: Project) -> Definitions:
     """Everything that a user can set."""
     found = Definitions()
     for module in project.modules:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ClassDef) and is_config_class(node):
                 _fields(found, module, node)
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):

@@ -114,7 +114,12 @@ def _is_skipped(folder: Path) -> bool:
 def _add(project: Project, path: Path, root: Path, *, is_named: bool) -> None:
     limit = _LARGEST_CONFIG_BYTES if path.suffix in _CONFIG_ENDINGS else _LARGEST_FILE_BYTES
     try:
-        if not path.is_file() or (path.stat().st_size > limit and not is_named):
+        if not path.is_file():
+            return
+        if path.stat().st_size > limit and not is_named:
+            if path.suffix == ".py":
+                text = _("{file} was not read: it is larger than {limit} MB.")
+                project.notes.append(text.format(file=shown(path), limit=limit // 1_000_000))
             return
         data = path.read_bytes()
     except OSError as error:
@@ -136,7 +141,9 @@ def _add_module(project: Project, path: Path, root: Path, data: bytes, *, is_nam
         source = notebook(shown(path), data) if path.suffix == ".ipynb" else Source(shown(path), python_text(data))
         project.modules.append(parse(source, _module_name(path, root)))
         project.notes += source.notes
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except (RecursionError, MemoryError):
+        project.notes.append(_("{file} was not read: its code is nested too deeply.").format(file=shown(path)))
+    except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         where = f"{shown(path)}:{line}" if line else shown(path)
         why = getattr(error, "msg", None) or str(error)

@@ -87,7 +87,7 @@ class Relations:
         known = self._attributes.get(module.name)
         if known is None:
             known = self._attributes[module.name] = {}
-            for node in ast.walk(module.tree):
+            for node in module.nodes:
                 if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                     known.setdefault(chain(node.value), set()).add(node.attr)
         return known
@@ -102,7 +102,7 @@ class Relations:
         if known is None:
             known = self._made[module.name] = {
                 chain(target)
-                for each in ast.walk(module.tree)
+                for each in module.nodes
                 if isinstance(each, ast.Assign) and isinstance(each.value, ast.Call) and last_name(each.value.func)[:1].isupper()
                 for target in each.targets
             }
@@ -112,7 +112,7 @@ class Relations:
         """Whether a name in the module is one that configs have."""
         known = self._names.get(module.name)
         if known is None:
-            known = {node.id for node in ast.walk(module.tree) if isinstance(node, ast.Name)}
+            known = {node.id for node in module.nodes if isinstance(node, ast.Name)}
             self._names[module.name] = known
         return any(is_config_name(name) for name in known)
 

@@ -106,7 +106,7 @@ class _Reading:
         self._whole_names: set[str] = set()
         self.is_whole = False
         """Whether a config is handed on with all its fields: `asdict(config)`, `**vars(args)`."""
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             self._look(node)
 
     def _look(self, node: ast.AST) -> None:
