@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
+from brim.audit.doctor import doctor
 from brim.audit.found import Found
 from brim.audit.publishing import severity_of
 from brim.audit.source.examine import examine_source, flow_of
@@ -778,3 +780,22 @@ def test_an_accumulation_that_is_offered_and_only_shown_is_unused(tmp_path: Path
                 optimizer.zero_grad()
     """
     assert [each.rule for each in found_in(tmp_path, train=text)] == ["setting-unused"]
+
+
+def test_time_grows_with_the_findings_and_not_with_their_square(tmp_path: Path) -> None:
+    text = "from torch.utils.data import DataLoader\n\n\ndef main(args, data):\n"
+    text += "".join(f"    DataLoader(data, batch_size=min(args.batch_size_{n}, 4))\n" for n in range(2000))
+    (tmp_path / "train.py").write_text(text)
+    began = time.process_time()
+    diagnosis = doctor(tmp_path, predict=False)
+    assert len(diagnosis.findings) == 2000
+    assert all(each.patch and each.patch.count("@@") == 2 for each in diagnosis.findings)
+    assert time.process_time() - began < 15
+
+
+def test_what_is_too_deep_to_read_is_a_note(tmp_path: Path) -> None:
+    (tmp_path / "deep.py").write_text("batch_size = x" + " + 1" * 5000 + "\n")
+    (tmp_path / "large.py").write_text("x = 1\n" * 1_700_000)
+    notes = doctor(tmp_path, predict=False).notes
+    assert any("deep.py" in note and "nested" in note for note in notes)
+    assert any("large.py" in note and "MB" in note for note in notes)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from brim.audit.rules import RULES as ALL_RULES
 from brim.audit.source import mending
+from brim.audit.source.module import Function
 from brim.audit.source.statements import WINDOW, Use
 from brim.audit.source.terms import (
     UNKNOWN,
@@ -203,11 +204,7 @@ def is_side_work(use: Use) -> bool:
     """Whether a use stands in a test, a demo or a debug mode."""
     if use.when and not use.when.startswith("not ") and _SIDE_MODE.search(use.when):
         return True
-    around = [
-        each.name
-        for each in use.module.above(use.node)
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-    ]
+    around = [each.name for each in use.module.above(use.node) if isinstance(each, Function | ast.ClassDef)]
     return any(_SIDE_WORK.search(name) for name in around)
 
 
@@ -331,7 +328,7 @@ def _is_arithmetic(term: Term, varied: Setting) -> bool:
 
 def _is_schedule(term: Term, varied: Setting) -> bool:
     """Whether a learning rate is computed from the time, or by a function that says so."""
-    function = term.module.enclosing(term.node, ast.FunctionDef, ast.AsyncFunctionDef)
+    function = next((each for each in term.module.above(term.node) if isinstance(each, Function)), None)
     if function is not None and _SCHEDULE.search(function.name):
         return True
     leaves = [each for each in walk(term) if not each.parts()]

@@ -108,9 +108,11 @@ def _is_exact(division: Apply) -> bool:
     numerator, divisor = division.operands
     if numerator is divisor or (isinstance(numerator, Setting) and isinstance(divisor, Setting) and is_same(numerator, divisor)):
         return True
-    known = [each.value if isinstance(each, Constant) or (isinstance(each, Setting) and each.kind == "constant") else None
-             for each in division.operands]  # fmt: skip
-    return all(isinstance(each, int) and each > 0 for each in known) and known[0] % known[1] == 0
+    above, below = (
+        each.value if isinstance(each, Constant) or (isinstance(each, Setting) and each.kind == "constant") else None
+        for each in division.operands
+    )
+    return isinstance(above, int) and isinstance(below, int) and below > 0 and above > 0 and above % below == 0
 
 
 def _text(term: Term) -> str:
