@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
+from brim.audit.doctor import doctor
 from brim.audit.found import Found
+from brim.audit.publishing import severity_of
 from brim.audit.source.examine import examine_source, flow_of
 from brim.audit.source.files import read_project
+from brim.audit.source.quantities import quantity_of
 from brim.audit.source.settings import configured
 
 CONFIG = """
@@ -152,7 +156,7 @@ def test_a_value_is_followed_through_files_attributes_and_calls(tmp_path: Path) 
 
             def main():
                 config = TrainConfig(batch_size_per_gpu=100)
-                print(config.gradient_accumulation_steps, config.eval_batch_size)
+                train(config.gradient_accumulation_steps, config.eval_batch_size)
                 Trainer(config, []).loader()
 
             if __name__ == "__main__":
@@ -282,7 +286,7 @@ def test_cells_of_a_notebook_are_one_program(tmp_path: Path) -> None:
     ],
 )
 def test_a_literal_in_the_place_of_a_setting_is_found_and_mended(tmp_path: Path, call: str, rule: str) -> None:
-    text = f"from torch.utils.data import DataLoader\nfrom config import TrainConfig\n\ndef loader(data, config: TrainConfig):\n    print(config.eval_batch_size, config.gradient_accumulation_steps, config.batch_size_per_gpu, config.num_workers, config.pin_memory)\n    return {call}\n"
+    text = f"from torch.utils.data import DataLoader\nfrom config import TrainConfig\n\ndef loader(data, config: TrainConfig):\n    train(config.eval_batch_size, config.gradient_accumulation_steps, config.batch_size_per_gpu, config.num_workers, config.pin_memory)\n    return {call}\n"
     [found] = found_in(tmp_path, config=CONFIG, train=text)
     assert (found.rule, found.line) == (rule, 6)
     assert found.is_safe
@@ -350,7 +354,7 @@ def test_a_config_that_is_handed_over_is_known_without_an_import(tmp_path: Path)
             from torch.utils.data import DataLoader
 
             def loaders(data, config):
-                print(config.pin_memory, config.gradient_accumulation_steps)
+                train(config.pin_memory, config.gradient_accumulation_steps)
                 train = DataLoader(data, batch_size=config.batch_size_per_gpu, num_workers=0, pin_memory=config.pin_memory)
                 return train, DataLoader(data, batch_size=config.eval_batch_size)
         """,
@@ -487,3 +491,311 @@ def test_classes_that_inherit_crosswise_take_no_time(tmp_path: Path) -> None:
     classes += [f"class C{n}(C{n - 1}, C{n - 2}):\n    pass\n" for n in range(2, 200)]
     text = "".join(classes) + "def loader(data):\n    return DataLoader(data, batch_size=min(C199().batch_size, 2))\n"
     assert [each.rule for each in found_in(tmp_path, train=text)] == ["batch-clamped"]
+
+
+def severities(folder: Path, **files: str) -> list[tuple[str, str]]:
+    return [(each.rule, severity_of(each)) for each in found_in(folder, **files)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        """
+        from transformers import TrainingArguments
+        arguments = TrainingArguments(per_device_train_batch_size=2, gradient_accumulation_steps=4, learning_rate=2e-4)
+        print(f"Effective batch size: {arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps}")
+        """,
+        """
+        from dataclasses import dataclass
+        @dataclass
+        class DPOConfig:
+            batch_size: int = 8
+        class DPOTrainer:
+            def __init__(self, config):
+                self.loader = DataLoader([], batch_size=config.batch_size)
+        DPOTrainer(DPOConfig(batch_size=4))
+        """,
+        """
+        from dataclasses import dataclass
+        @dataclass
+        class Config:
+            batch_size: int = 8
+        def train(config):
+            return DataLoader([], batch_size=config.batch_size)
+        config = Config()
+        config.batch_size = 16
+        train(config)
+        """,
+        """
+        from dataclasses import dataclass
+        from transformers import Seq2SeqTrainingArguments
+        @dataclass
+        class Config:
+            per_device_train_batch_size: int = 8
+        def arguments(config):
+            return Seq2SeqTrainingArguments(
+                per_device_train_batch_size=config.per_device_train_batch_size, auto_find_batch_size=True
+            )
+        """,
+    ],
+)
+def test_a_number_that_is_itself_the_setting_is_not_hard_coded(tmp_path: Path, text: str) -> None:
+    assert [each.rule for each in found_in(tmp_path, train=text) if each.rule.endswith("hard-coded")] == []
+
+
+def test_the_workers_of_a_web_server_are_not_those_of_a_loader(tmp_path: Path) -> None:
+    text = """
+        from dataclasses import dataclass
+        from torch.utils.data import DataLoader
+        @dataclass
+        class TrainConfig:
+            epochs: int = 8
+        @dataclass
+        class ServeConfig:
+            port: int = 8000
+            workers: int = 4
+        def train(train_config: TrainConfig, data):
+            for epoch in range(train_config.epochs):
+                for batch in DataLoader(data, num_workers=0):
+                    step(batch)
+    """
+    [found] = found_in(tmp_path, train=text)
+    assert (found.rule, severity_of(found), found.edits) == ("workers-hard-coded", "low", ())
+    for name in ("max_workers", "preprocessing_num_workers", "auto_find_batch_size", "persistent_workers", "map_num_workers"):
+        assert quantity_of(name) is None
+
+
+def test_a_patch_never_reads_a_field_of_another_config(tmp_path: Path) -> None:
+    text = """
+        from dataclasses import dataclass
+        from torch.utils.data import DataLoader
+        @dataclass
+        class Paths:
+            root: str = "."
+            epochs: int = 1
+        @dataclass
+        class TrainConfig:
+            batch_size: int = 64
+            epochs: int = 8
+        def train(paths, data):
+            print(paths.root, paths.epochs)
+            return DataLoader(data, batch_size=8)
+    """
+    [found] = found_in(tmp_path, train=text)
+    assert (found.rule, found.edits) == ("batch-hard-coded", ())
+
+
+def test_a_patch_is_not_an_assignment_to_itself(tmp_path: Path) -> None:
+    text = """
+        import argparse
+        from torch.utils.data import DataLoader
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--batch-size", type=int, default=64)
+        args = parser.parse_args()
+        print(args.batch_size)
+        args.batch_size = 8
+        loader = DataLoader([], batch_size=args.batch_size)
+    """
+    [found] = found_in(tmp_path, train=text)
+    assert (found.rule, found.line, found.edits) == ("batch-hard-coded", 7, ())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "args.batch_size * args.gradient_accumulation_steps",
+        "args.batch_size or args.micro_batch_size * (args.gradient_accumulation_steps or 1)",
+        "args.batch_size or args.micro_batch_size * max(1, args.total // args.micro_batch_size)",
+        "min(args.batch_size, max(1, len(data)))",
+        "min(args.batch_size, 4096 // len(data[0]))",
+        "max(args.batch_size, min(4, len(data)))",
+    ],
+)
+def test_a_table_that_changes_nothing_is_no_finding(tmp_path: Path, code: str) -> None:
+    text = f"import torch\ndef loader(args, data):\n    return DataLoader(data, batch_size={code})\n"
+    assert [each.rule for each in found_in(tmp_path, train=text) if each.rule != "accumulation-floored"] == []
+
+
+def test_tiers_that_are_equal_are_no_finding(tmp_path: Path) -> None:
+    text = """
+        def loader(args, data, free_gb):
+            if free_gb < 8:
+                batch_size = args.batch_size * 2 // 2
+            else:
+                batch_size = args.batch_size
+            return DataLoader(data, batch_size=batch_size)
+    """
+    assert found_in(tmp_path, train=text) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        """
+        def get_lr(step, args):
+            if step < 100:
+                return args.learning_rate * step / 100
+            return max(args.learning_rate * 0.5 ** (step // 1000), 1e-5)
+        def train(args, optimizer):
+            for step in range(1000):
+                lr = get_lr(step, args)
+                optimizer.step()
+        """,
+        """
+        def train(args, optimizer, progress):
+            lr = max(args.learning_rate * (1 - progress), 1e-5)
+            optimizer.step()
+        """,
+    ],
+)
+def test_a_learning_rate_schedule_is_no_clamp(tmp_path: Path, text: str) -> None:
+    assert [each.rule for each in found_in(tmp_path, train=text)] == []
+
+
+def test_a_model_that_is_cropped_to_the_length_is_no_clamp_of_the_length(tmp_path: Path) -> None:
+    found = found_in(
+        tmp_path,
+        model="""
+            from dataclasses import dataclass
+            @dataclass
+            class ModelConfig:
+                block_size: int = 1024
+            class Model:
+                def __init__(self, config):
+                    self.config = config
+        """,
+        train="""
+            from model import Model, ModelConfig
+            block_size = 1024
+            model_args = dict(block_size=block_size)
+            if resume:
+                model_args["block_size"] = load()["block_size"]
+            model = Model(ModelConfig(**model_args))
+            if block_size < model.config.block_size:
+                model.crop(block_size)
+                model_args["block_size"] = block_size
+        """,
+    )
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "batch_size = 4\nmicro_batch_size = batch_size\ngradient_accumulation_steps = batch_size // micro_batch_size\n",
+        "TOTAL_BATCH = 64\nmicro_batch_size = 4\ngradient_accumulation_steps = TOTAL_BATCH // micro_batch_size\n",
+        """
+        from dataclasses import dataclass
+        @dataclass
+        class Args:
+            global_batch_size: int = 64
+            micro_batch_size: int = 4
+            def __post_init__(self):
+                assert self.global_batch_size % self.micro_batch_size == 0
+        def train(args: Args):
+            gradient_accumulation_steps = args.global_batch_size // args.micro_batch_size
+        """,
+    ],
+)
+def test_a_division_without_a_remainder_drops_nothing(tmp_path: Path, text: str) -> None:
+    assert [each for each in found_in(tmp_path, train=text) if each.rule == "accumulation-floored"] == []
+
+
+def test_a_second_floor_division_that_reaches_zero_is_found(tmp_path: Path) -> None:
+    text = """
+        import os
+        def train(batch_size: int = 128, micro_batch_size: int = 4):
+            gradient_accumulation_steps = batch_size // micro_batch_size
+            world_size = int(os.environ.get("WORLD_SIZE", 1))
+            if world_size != 1:
+                gradient_accumulation_steps = gradient_accumulation_steps // world_size
+            return gradient_accumulation_steps
+    """
+    first, second = found_in(tmp_path, train=text)
+    assert (first.line, second.line, {first.rule, second.rule}) == (3, 6, {"accumulation-floored"})
+    assert [row.in_force for row in second.in_force] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("mode", ["if args.debug:\n        ", "if args.smoke_test:\n        "])
+def test_a_debug_mode_may_have_its_own_batch(tmp_path: Path, mode: str) -> None:
+    text = f"def loader(args, data):\n    {mode}return DataLoader(data, batch_size=min(args.batch_size, 2))\n    return DataLoader(data, batch_size=args.batch_size)\n"
+    assert found_in(tmp_path, train=text) == []
+
+
+def test_functions_that_test_or_demonstrate_are_left_alone(tmp_path: Path) -> None:
+    text = "import torch\n{}(args, data):\n    return DataLoader(data, batch_size=min(args.batch_size, 2))\n"
+    for name in ("def test_loader", "def run_demo", "def smoke_test"):
+        assert found_in(tmp_path / name.replace(" ", "_"), train=text.format(name)) == []
+
+
+def test_high_needs_a_value_that_reaches_a_loader_or_the_step(tmp_path: Path) -> None:
+    clamp = "def loader(args, data):\n    batch_size = min(args.batch_size, 2)\n    return {}\n"
+    assert severities(tmp_path / "a", train=clamp.format("DataLoader(data, batch_size=batch_size)")) == [
+        ("batch-clamped", "high")
+    ]
+    assert severities(tmp_path / "b", train=clamp.format("batch_size")) == [("batch-clamped", "medium")]
+
+
+def test_an_unused_class_or_dict_is_reported_once(tmp_path: Path) -> None:
+    text = """
+        ds_config = {
+            "zero_optimization": {"offload_optimizer": {"pin_memory": False}, "offload_param": {"pin_memory": False}},
+            "train_batch_size": 8,
+            "train_micro_batch_size_per_gpu": 4,
+        }
+        def train(model, loader, optimizer):
+            for batch in loader:
+                model(batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    """
+    [found] = found_in(tmp_path, train=text)
+    assert (found.rule, found.line, found.end_line) == ("setting-unused", 3, 4)
+    assert "train_micro_batch_size_per_gpu" in found.message
+
+
+def test_a_dict_that_is_handed_on_is_used(tmp_path: Path) -> None:
+    text = """
+        ds_config = {"train_batch_size": 8}
+        engine, optimizer, _, _ = deepspeed.initialize(model=model, config=ds_config)
+        for batch in loader:
+            engine.backward(engine(batch))
+            engine.step()
+    """
+    assert [each.rule for each in found_in(tmp_path, train=text)] == []
+
+
+@pytest.mark.parametrize("shown", ["print(args)", "print(args.gradient_accumulation_steps)", "wandb.init(config=vars(args))"])
+def test_an_accumulation_that_is_offered_and_only_shown_is_unused(tmp_path: Path, shown: str) -> None:
+    text = f"""
+        import argparse
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--gradient_accumulation_steps", type=int, default=4)
+        args = parser.parse_args()
+        {shown}
+        def train(model, loader, optimizer):
+            for batch in loader:
+                model(batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    """
+    assert [each.rule for each in found_in(tmp_path, train=text)] == ["setting-unused"]
+
+
+def test_time_grows_with_the_findings_and_not_with_their_square(tmp_path: Path) -> None:
+    text = "from torch.utils.data import DataLoader\n\n\ndef main(args, data):\n"
+    text += "".join(f"    DataLoader(data, batch_size=min(args.batch_size_{n}, 4))\n" for n in range(2000))
+    (tmp_path / "train.py").write_text(text)
+    began = time.process_time()
+    diagnosis = doctor(tmp_path, predict=False)
+    assert len(diagnosis.findings) == 2000
+    assert all(each.patch and each.patch.count("@@") == 2 for each in diagnosis.findings)
+    assert time.process_time() - began < 15
+
+
+def test_what_is_too_deep_to_read_is_a_note(tmp_path: Path) -> None:
+    (tmp_path / "deep.py").write_text("batch_size = x" + " + 1" * 5000 + "\n")
+    (tmp_path / "large.py").write_text("x = 1\n" * 1_700_000)
+    notes = doctor(tmp_path, predict=False).notes
+    assert any("deep.py" in note and "nested" in note for note in notes)
+    assert any("large.py" in note and "MB" in note for note in notes)

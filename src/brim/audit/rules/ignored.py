@@ -88,9 +88,45 @@ def arguments(parser):
 """,
     ),
     Rule(
+        name="learning-rate-hard-coded",
+        group="batch",
+        severity="medium",
+        title=N_("The optimizer takes a number, although there is a setting for the learning rate"),
+        why=N_(
+            "The config or the command line offers a learning rate, and the optimizer or the trainer is given a literal. A search over the "
+            "setting compares equal runs."
+        ),
+        mend=N_("Pass the setting to the optimizer or to the arguments of the trainer."),
+        sources=(_ARGUMENTS,),
+        bad="""\
+import argparse
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--learning-rate", type=float, default=5e-4)
+args = parser.parse_args()
+
+
+def optimizer_of(model):
+    return torch.optim.AdamW(model.parameters(), lr=1e-5)
+""",
+        good="""\
+import argparse
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--learning-rate", type=float, default=5e-4)
+args = parser.parse_args()
+
+
+def optimizer_of(model):
+    return torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
+""",
+    ),
+    Rule(
         name="workers-hard-coded",
         group="loading",
-        severity="medium",
+        severity="low",
         also=N_("Low if the project has no setting for it: then nobody was promised another number."),
         title=N_("The number of loader workers is a number in the code"),
         why=N_(
@@ -134,7 +170,7 @@ def loader(dataset, config: Config):
     Rule(
         name="pinning-off",
         group="loading",
-        severity="medium",
+        severity="low",
         also=N_("Low if the project has no setting for it: then nobody was promised otherwise."),
         title=N_("Pinned memory is switched off by hand"),
         why=N_(

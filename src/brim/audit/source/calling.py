@@ -79,7 +79,11 @@ class Calls(Statements):
         if isinstance(function, ClassRef):
             return self._instance(function, args, keywords, node, frame)
         inputs = (*args, *keywords.values(), *([function] if isinstance(node.func, ast.Attribute) else []))
-        return Opaque(module, node, module.text_of(node)[:200] if node.lineno == node.end_lineno else dotted or "", inputs)
+        made = Opaque(module, node, module.text_of(node)[:200] if node.lineno == node.end_lineno else dotted or "", inputs)
+        if last_name(node.func).endswith(("Arguments", "Config")):
+            for name in nodes:  # a library's config: what is read from it later is what it was given
+                self._read[(made, name)] = keywords[name]
+        return made
 
     def _uses_of_call(
         self, node: ast.Call, dotted: str, args: list[Term], keywords: dict[str, Term], nodes: dict[str, ast.expr], frame: Frame

@@ -1,7 +1,7 @@
-"""Clamps: what stands between a user's setting and the value in force.
+"""Clamps: code that changes a setting on its way to the DataLoader or the optimizer step.
 
-A setting is varied, and the code's own arithmetic is done for each value. A place is to blame if it gets what the user set and gives
-something else: for some values the same (so that it is no mere scaling by a number of GPUs), for others not.
+A setting is varied, and the code's own arithmetic is done for each value. An expression is a clamp if some values pass unchanged (so that
+it is not a mere scaling by a number of GPUs) and others do not. A clamp without a row that differs is not reported.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from brim.audit.rules import RULES as ALL_RULES
 from brim.audit.source import mending
+from brim.audit.source.module import Function
 from brim.audit.source.statements import WINDOW, Use
 from brim.audit.source.terms import (
     UNKNOWN,
     Apply,
     Choice,
     Constant,
-    Filtered,
     Opaque,
     Repeat,
     Setting,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from brim.audit.source.flow import Flow
     from brim.audit.source.module import Module
     from brim.audit.source.quantities import Quantity
+    from brim.records.findings import Severity
 
 RULES: dict[Quantity, str] = {
     "batch": "batch-clamped",
@@ -78,6 +81,19 @@ _OTHER_WORK = re.compile(
     r"^\s*(from|import) (requests|aiohttp|httpx|flask|fastapi|scrapy|sqlalchemy|psycopg2?|redis|boto3|kafka)\b", re.MULTILINE
 )
 """Crawlers, servers and databases have batches and workers too; a file that imports these and no torch is about them."""
+_SIDE_WORK = re.compile(
+    r"(^|_)(tests?|demo|debug|smoke|dry_run|bench|benchmark|profile|profiling|sanity|examples?|toy|dummy|mock|fake|self_test)(_|$)"
+    r"|^Test[A-Z]"
+)
+_SIDE_MODE = re.compile(r"debug|smoke|dry_?run|sanity|demo\b|overfit|quick|profil|fast_dev|tiny", re.IGNORECASE)
+TAKERS = re.compile(
+    r"(^|\.)(?!Synthetic|Dummy|Fake|Mock|Toy)"
+    r"\w*(DataLoader|BatchSampler|TrainingArguments|SFTConfig|DPOConfig|Accelerator|Trainer|GradientAccumulationPlugin)$"
+)
+"""Calls that take a batch size or an accumulation for training."""
+_SCHEDULE = re.compile(
+    r"sched|decay|warm|anneal|cosine|lambda|ramp|(get|adjust|update|compute|current)_(lr|learning_rate)", re.IGNORECASE
+)
 _COMPARISONS = {"<", "<=", ">", ">=", "==", "!=", "in", "not in"}
 _MOST_PLACES = 200
 _LARGE, _MOST_LARGE = 80, 25
@@ -109,7 +125,7 @@ def check_clamps(flow: Flow) -> Iterator[Found]:
     found: dict[tuple[int, str], Clamp] = {}
     large = 0
     for use in flow.uses:
-        if use.quantity not in RULES or _is_other_work(use.module):
+        if use.quantity not in RULES or _is_other_work(use.module) or is_side_work(use):
             continue
         large += sum(1 for _part in walk(use.term)) > _LARGE
         if large > _MOST_LARGE:
@@ -118,36 +134,88 @@ def check_clamps(flow: Flow) -> Iterator[Found]:
             key = (id(clamp.culprit.node), clamp.varied.quantity or use.quantity)
             if key not in found or _rank(clamp) > _rank(found[key]):
                 found[key] = clamp
-    clamps = [each for each in found.values() if not _is_made_up_for(each, flow.uses)]
-    ladders = [each for each in clamps if each.tiers]
+    sliced = _sliced(flow.uses)
+    clamps = [each for each in found.values() if not _is_made_up_for(each, sliced)]
+    ladders: dict[tuple[int, str], list[Clamp]] = {}
     for clamp in clamps:
-        if not any(_is_rung_of(clamp, ladder) for ladder in ladders):
-            yield _as_found(clamp, flow)
+        if clamp.tiers:
+            ladders.setdefault((id(clamp.culprit.module), clamp.varied.name), []).append(clamp)
+    for clamp in clamps:
+        near = ladders.get((id(clamp.culprit.module), clamp.varied.name), ())
+        if not any(_is_rung_of(clamp, ladder) for ladder in near):
+            rows = rows_of(clamp)
+            if _makes_a_difference(clamp, rows):
+                yield _as_found(clamp, rows, flow)
 
 
-def _is_made_up_for(clamp: Clamp, uses: Sequence[Use]) -> bool:
-    """`micro = min(batch, 4); accumulation = batch // micro`: the step is sliced, and the batch is as it was asked for."""
+def _makes_a_difference(clamp: Clamp, rows: Sequence[InForce]) -> bool:
+    """Whether the table shows a change: a row that differs, and, where the machine decides, conditions that differ."""
+    if all(row.in_force is None or row.in_force == row.set for row in rows):
+        return False
+    known = [
+        (row.set, row.in_force) for row in rows if isinstance(row.in_force, int | float) and isinstance(row.set, int | float)
+    ]
+    if (
+        not clamp.tiers
+        and len({now for _set, now in known}) == 1
+        and any(a < b for a, b in known)
+        and any(a > b for a, b in known)
+    ):
+        return False  # something else decides
+    by_condition: dict[str, list[tuple[Any, Any]]] = {}
+    for row in rows:
+        by_condition.setdefault(row.when, []).append((row.set, row.in_force))
+    tiers = list(by_condition.values())
+    return not clamp.tiers or any(each != tiers[0] for each in tiers)
+
+
+def _sliced(uses: Sequence[Use]) -> dict[int, list[Term]]:
+    """By each node of a divisor of an accumulation (by its id): what is divided."""
+    found: dict[int, list[Term]] = {}
+    seen: set[int] = set()
     for use in uses:
-        if use.quantity != "accumulation" or clamp.use.quantity != "batch":
+        if use.quantity != "accumulation":
             continue
         for term in walk(use.term):
             is_division = isinstance(term, Apply) and term.what in {"//", "/"} and len(term.operands) == 2
-            if is_division and any(each.node is clamp.culprit.node for each in walk(term.parts()[1])):
-                return _contains(term.parts()[0], clamp.varied)
-    return False
+            if is_division and id(term) not in seen:
+                seen.add(id(term))
+                for each in walk(term.parts()[1]):
+                    found.setdefault(id(each.node), []).append(term.parts()[0])
+    return found
 
 
-def _is_other_work(module: Module) -> bool:
-    text = module.source.text
+def _is_made_up_for(clamp: Clamp, sliced: dict[int, list[Term]]) -> bool:
+    """`micro = min(batch, 4); accumulation = batch // micro`: the step is sliced, and the batch is as it was asked for."""
+    divided = sliced.get(id(clamp.culprit.node), ()) if clamp.use.quantity == "batch" else ()
+    return any(_contains(each, clamp.varied) for each in divided)
+
+
+@lru_cache(maxsize=256)
+def _is_other_text(text: str) -> bool:
     return "torch" not in text and "transformers" not in text and _OTHER_WORK.search(text) is not None
 
 
+def _is_other_work(module: Module) -> bool:
+    return _is_other_text(module.source.text)
+
+
+def is_side_work(use: Use) -> bool:
+    """Whether a use stands in a test, a demo or a debug mode."""
+    if use.when and not use.when.startswith("not ") and _SIDE_MODE.search(use.when):
+        return True
+    around = [each.name for each in use.module.above(use.node) if isinstance(each, Function | ast.ClassDef)]
+    return any(_SIDE_WORK.search(name) for name in around)
+
+
 def _rank(clamp: Clamp) -> tuple[bool, bool, bool, bool]:
-    """Of several ways to one place, the most telling: for training, set by a user, where it takes effect, to a number that is known."""
-    takes_effect = (
-        clamp.use.call.rpartition(".")[2] in {"DataLoader", "TrainingArguments", "Accelerator"} or clamp.use.call == WINDOW
-    )
-    return (not clamp.rule.startswith("eval"), clamp.varied.is_the_users, takes_effect, clamp.varied.value is not None)
+    """Of several ways to one place: for training, set by a user, where it takes effect, with a known number."""
+    return (not clamp.rule.startswith("eval"), clamp.varied.is_the_users, takes_effect(clamp.use), clamp.varied.value is not None)
+
+
+def takes_effect(use: Use) -> bool:
+    """Whether a use is where the value has its effect: a loader, the arguments of a trainer, the test for the optimizer step."""
+    return use.call == WINDOW or TAKERS.search(use.call) is not None
 
 
 def _is_rung_of(clamp: Clamp, ladder: Clamp) -> bool:
@@ -223,7 +291,9 @@ def _blame(term: Apply | Choice | Repeat, varied: Setting, use: Use, found: list
     """Whether this place changes what comes in; then the places before it."""
     if isinstance(term, Apply) and term.what in {*_COMPARISONS, "not"}:
         return
-    if isinstance(term, Apply) and _is_arithmetic(term) and _changes(term, varied, use.quantity):
+    if use.quantity == "learning-rate" and _is_schedule(term, varied):
+        return
+    if isinstance(term, Apply) and _is_arithmetic(term, varied) and _changes(term, varied, use.quantity):
         found.append(Clamp(term, varied, use, when=when))
         return
     inner = [each for each in term.parts() if _contains(each, varied)]
@@ -241,14 +311,28 @@ def _blame(term: Apply | Choice | Repeat, varied: Setting, use: Use, found: list
 _ARITHMETIC = {"+", "-", "*", "/", "//", "%", "**", "neg", "int", "ceil", "floor", "round", "log2", "sqrt", "float", "abs"}
 
 
-def _is_arithmetic(term: Term) -> bool:
-    """`x // 8 * 8`, `x - x % 8`, `2 ** int(log2(x))`: rounding, taken as one thing."""
-    inside = [each for each in walk(term) if isinstance(each, Apply)]
+def _is_arithmetic(term: Term, varied: Setting) -> bool:
+    """`x // 8 * 8`, `x - x % 8`, `2 ** int(log2(x))`: rounding by numbers in the code, taken as one thing."""
+    every = list(walk(term))
+    inside = [each for each in every if isinstance(each, Apply)]
+    leaves = [each for each in every if not isinstance(each, Apply)]
     return (
         len(inside) > 1
         and all(each.what in _ARITHMETIC for each in inside)
-        and not any(isinstance(each, Choice | Repeat | Filtered) for each in walk(term))
+        and all(
+            isinstance(each, Constant) or (isinstance(each, Setting) and (is_same(each, varied) or each.kind == "constant"))
+            for each in leaves
+        )
     )
+
+
+def _is_schedule(term: Term, varied: Setting) -> bool:
+    """Whether a learning rate is computed from the time, or by a function that says so."""
+    function = next((each for each in term.module.above(term.node) if isinstance(each, Function)), None)
+    if function is not None and _SCHEDULE.search(function.name):
+        return True
+    leaves = [each for each in walk(term) if not each.parts()]
+    return not all(isinstance(each, Constant) or (isinstance(each, Setting) and is_same(each, varied)) for each in leaves)
 
 
 def dense(quantity: Quantity) -> tuple[Any, ...]:
@@ -265,6 +349,8 @@ def _changes(term: Term, varied: Setting, quantity: Quantity, held: frozenset[in
     """Whether some values come through and others do not."""
     pairs = [(value, evaluate(term, varied, value, None, held)) for value in dense(quantity)]
     known = [(value, result) for value, result in pairs if result is not UNKNOWN and isinstance(result, int | float)]
+    if len({result for _value, result in known}) == 1 and any(v < r for v, r in known) and any(v > r for v, r in known):
+        return False  # the same number whatever is set: another value, and not this one clamped
     return any(value == result for value, result in known) and any(value != result for value, result in known)
 
 
@@ -318,7 +404,7 @@ def _tiers(choice: Choice) -> tuple[tuple[str, World], ...]:
     return tuple(rungs)
 
 
-def _as_found(clamp: Clamp, flow: Flow) -> Found:
+def _as_found(clamp: Clamp, rows: tuple[InForce, ...], flow: Flow) -> Found:
     module = clamp.culprit.module
     edits = mending.edits_of(clamp)
     first, last = mending.span_of(clamp)
@@ -328,10 +414,15 @@ def _as_found(clamp: Clamp, flow: Flow) -> Found:
         _message(clamp),
         until=last,
         confidence="high" if clamp.varied.is_the_users else "medium",
-        in_force=rows_of(clamp),
+        severity=None if clamp.varied.is_the_users and takes_effect(clamp.use) else _at_most_medium(clamp.rule),
+        in_force=rows,
         edits=edits,
         is_safe=bool(edits) and not mending.serves_others(clamp, flow),
     )
+
+
+def _at_most_medium(rule: str) -> Severity | None:
+    return "medium" if ALL_RULES[rule].severity == "high" else None
 
 
 def rows_of(clamp: Clamp) -> tuple[InForce, ...]:
@@ -371,20 +462,18 @@ def _message(clamp: Clamp) -> str:
     if clamp.tiers:
         text = _("{setting} depends on the machine here, not only on what you set.").format(setting=name)
         return sentences(text, own)
-    results = {
-        evaluate(clamp.culprit, clamp.varied, value) for value in dense(clamp.use.quantity)
-        if evaluate(clamp.culprit, clamp.varied, value) != value
-    }  # fmt: skip
+    pairs = [(value, evaluate(clamp.culprit, clamp.varied, value)) for value in dense(clamp.use.quantity)]
+    changed = {result: value for value, result in pairs if result not in (value, UNKNOWN)}
     code = _code(clamp)
-    if len(results) == 1 and (bound := next(iter(results))) is not UNKNOWN:
-        below = evaluate(clamp.culprit, clamp.varied, max(dense(clamp.use.quantity))) == bound
+    if len(changed) == 1:
+        [(bound, value)] = changed.items()
         text = (
-            _("`{code}` holds {setting} down: it is never above {bound}.")
-            if below
-            else _("`{code}` pushes {setting} up: it is never below {bound}.")
+            _("`{code}` limits {setting} to at most {bound}.")
+            if bound < value
+            else _("`{code}` raises {setting} to at least {bound}.")
         )
         return sentences(text.format(code=code, setting=name, bound=bound), own)
-    text = _("`{code}` changes {setting}: what you set is not what is in force.")
+    text = _("`{code}` changes {setting}.")
     return sentences(text.format(code=code, setting=name), own)
 
 
@@ -402,8 +491,19 @@ def _own_value(clamp: Clamp) -> str:
     result = in_force(clamp, own)
     if result is UNKNOWN or result == own:
         return ""
+    taker = _taker(clamp.use)
     if at is None:
-        return _("It is set to {value}, and {result} is in force.").format(value=own, result=result)
-    return _("It is set to {value} in {file}:{line}, and {result} is in force.").format(
-        value=own, file=at[0], line=at[1], result=result
+        return _("You set {value}, {taker} gets {result}.").format(value=own, taker=taker, result=result)
+    return _("You set {value} ({file}:{line}), {taker} gets {result}.").format(
+        value=own, file=at[0], line=at[1], taker=taker, result=result
     )
+
+
+def _taker(use: Use) -> str:
+    """Who gets the value, as a message names it."""
+    if use.call == WINDOW:
+        return _("the optimizer step")
+    name = use.call.rpartition(".")[2]
+    if name.endswith(("Loader", "Trainer", "Sampler")):
+        return _("the {name}").format(name=name)
+    return name if takes_effect(use) else f"`{use.target or name}`"

@@ -6,8 +6,9 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from brim.audit.source.clamps import is_side_work
 from brim.audit.source.module import Function, calls_of, keyword_of, last_name
-from brim.audit.source.terms import Apply, Setting, settings_in, walk
+from brim.audit.source.terms import Apply, Constant, Setting, is_same, settings_in, walk
 from brim.locale import _
 from brim.records.findings import InForce
 
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from brim.audit.found import Found
     from brim.audit.source.flow import Flow
     from brim.audit.source.module import Module
+    from brim.audit.source.project import Project
     from brim.audit.source.statements import Use
+    from brim.audit.source.terms import Term
 
 _STEPS = re.compile(
     r"(^|_)(num|total|max|t|training|train|updates?)_?\w*(steps|iters|iterations|updates|max)$|^steps$|^T_max$", re.IGNORECASE
@@ -28,51 +31,150 @@ _MOST_TEXTS = 40
 
 
 def check_counting(flow: Flow) -> Iterator[Found]:
-    """All three."""
-    seen: set[int] = set()
+    """Floored accumulation and steps."""
+    floors = _Floors(flow.project)
     for use in flow.uses:
-        if use.quantity == "accumulation":
-            yield from _floored(use, seen)
+        if use.quantity == "accumulation" and not is_side_work(use):
+            yield from floors.check(use)
     for module in flow.project.modules:
         if "ceil" in module.source.text:
             yield from _ceil_of_floor(module)
 
 
-def _floored(use: Use, seen: set[int]) -> Iterator[Found]:
-    for term in walk(use.term):
-        if not isinstance(term, Apply) or id(term.node) in seen:
-            continue
-        division = term if term.what == "//" else None
-        if term.what in {"int", "floor"} and isinstance(term.operands[0], Apply) and term.operands[0].what == "/":
-            division = term.operands[0]
-        if division is None or len(division.operands) != 2:
-            continue
-        above = [each.name for each in settings_in(division.operands[0]) if each.quantity in {"effective-batch", "batch"}]
-        below = [each for each in settings_in(division.operands[1]) if each.quantity == "batch"]
-        is_wanted = any(each.quantity == "effective-batch" for each in settings_in(division.operands[0])) or _is_shared(division)
-        if not (below or is_wanted) or _is_checked(term):
-            continue
-        node = division.operands[0].node
-        names = above or [term.module.text_of(node) if isinstance(node, ast.expr) else _("the batch that is wanted")]
-        seen.add(id(term.node))
-        yield _floored_found(term, names[0], below[0] if below else None)
+_RANKS = re.compile(r"world|n_?gpus?|num_(gpus|processes|devices|nodes)|ranks|devices|replicas", re.IGNORECASE)
+
+
+class _Floors:
+    """Floor divisions on the way to the number of micro-batches."""
+
+    def __init__(self, project: Project) -> None:
+        self._project = project
+        self._seen: set[int] = set()
+        self._checked: set[frozenset[str]] | None = None
+
+    def check(self, use: Use) -> Iterator[Found]:
+        """Each division once."""
+        for term in walk(use.term):
+            division = _division(term)
+            if division is None or not isinstance(term, Apply) or id(term.node) in self._seen:
+                continue
+            numerator, divisor = division.operands
+            above = [each for each in settings_in(numerator) if each.quantity in {"effective-batch", "batch"}]
+            below = [each for each in settings_in(divisor) if each.quantity == "batch"]
+            is_wanted = any(each.quantity == "effective-batch" for each in above) or _is_shared(division)
+            if not (below or is_wanted) or _is_exact(division) or _is_checked(term) or self._is_checked_elsewhere(division):
+                continue
+            self._seen.add(id(term.node))
+            names = [each.name for each in above] or [_text(numerator) or _("the target batch size")]
+            if _is_floored(numerator) and _is_shared(division) and not _is_kept_positive(use, term):
+                yield _zero_found(term, division, names[0])
+            else:
+                yield _floored_found(term, division, names[0], below[0] if below else None)
+
+    def _is_checked_elsewhere(self, division: Apply) -> bool:
+        """Whether an assert or error of the project, in `__post_init__` perhaps, has the rest of the same two settings."""
+        if self._checked is None:
+            self._checked = {names for module in self._project.modules for names in _rests(module)}
+        names = [{each.name for each in settings_in(side)} | {_last_word(_text(side))} for side in division.operands]
+        return any(names[0] & pair and names[1] & pair for pair in self._checked if len(pair) > 1)
+
+
+def _rests(module: Module) -> Iterator[frozenset[str]]:
+    """The names in each `a % b` that is asserted, or that an error is raised for."""
+    if "%" not in module.source.text:
+        return
+    for node in module.nodes:
+        is_check = isinstance(node, ast.Assert) or (
+            isinstance(node, ast.If) and any(isinstance(each, ast.Raise) for each in node.body)
+        )
+        if is_check and isinstance(node, ast.Assert | ast.If):
+            for each in ast.walk(node.test):
+                if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mod):
+                    yield frozenset(last_name(name) for name in ast.walk(each) if isinstance(name, ast.Name | ast.Attribute))
+
+
+def _division(term: Term) -> Apply | None:
+    """`a // b`, `int(a / b)` and `floor(a / b)`: the division."""
+    if not isinstance(term, Apply):
+        return None
+    division: Term | None = term if term.what == "//" else None
+    if term.what in {"int", "floor"}:
+        division = term.operands[0]
+        if not isinstance(division, Apply) or division.what != "/":
+            return None
+    return division if isinstance(division, Apply) and len(division.operands) == 2 else None
+
+
+def _is_exact(division: Apply) -> bool:
+    """`batch // micro` with `micro = batch`, or with two numbers in the code that divide."""
+    numerator, divisor = division.operands
+    if numerator is divisor or (isinstance(numerator, Setting) and isinstance(divisor, Setting) and is_same(numerator, divisor)):
+        return True
+    above, below = (
+        each.value if isinstance(each, Constant) or (isinstance(each, Setting) and each.kind == "constant") else None
+        for each in division.operands
+    )
+    return isinstance(above, int) and isinstance(below, int) and below > 0 and above > 0 and above % below == 0
+
+
+def _text(term: Term) -> str:
+    return term.module.text_of(term.node) if isinstance(term.node, ast.expr) else ""
+
+
+def _last_word(text: str) -> str:
+    return re.split(r"\W+", text.rstrip(")] "))[-1]
 
 
 def _is_shared(division: Apply) -> bool:
-    """`accumulation // world_size`."""
-    above = any(each.quantity == "accumulation" for each in settings_in(division.operands[0]))
-    node = division.operands[1].node
-    text = division.module.text_of(node) if isinstance(node, ast.expr) else ""
-    return above and re.search(r"world|n_?gpus?|num_(gpus|processes|devices)|ranks", text, re.IGNORECASE) is not None
+    """`accumulation // world_size`, of a setting or of what an earlier division gave."""
+    numerator, divisor = division.operands
+    above = any(each.quantity == "accumulation" for each in settings_in(numerator)) or _is_floored(numerator)
+    return above and _RANKS.search(_text(divisor)) is not None
 
 
-def _floored_found(term: Apply, name: str, setting: Setting | None) -> Found:
+def _is_floored(term: Term) -> bool:
+    return any(_division(each) is not None for each in walk(term))
+
+
+def _is_kept_positive(use: Use, term: Apply) -> bool:
+    """`max(1, a // b)`, `a // b or 1`, `assert accumulation > 0`."""
+    for each in walk(use.term):
+        if isinstance(each, Apply) and each.what in {"max", "or", "clip", "ceil"} and any(part is term for part in walk(each)):
+            return True
+    scope: ast.AST = term.module.enclosing(term.node, ast.FunctionDef, ast.AsyncFunctionDef) or term.module.tree
+    for node in ast.walk(scope):
+        is_check = isinstance(node, ast.Assert) or (
+            isinstance(node, ast.If) and any(isinstance(each, ast.Raise) for each in node.body)
+        )
+        if is_check and isinstance(node, ast.Assert | ast.If):
+            names = {last_name(each) for each in ast.walk(node.test) if isinstance(each, ast.Name | ast.Attribute)}
+            if use.target in names:
+                return True
+        if isinstance(node, ast.Call) and last_name(node.func) == "max":
+            return True
+    return False
+
+
+def _floored_found(term: Apply, division: Apply, name: str, setting: Setting | None) -> Found:
     micro = setting.value if setting is not None and isinstance(setting.value, int) and setting.value > 1 else 8
-    batch = setting.name if setting is not None else _("what one pass takes")
+    batch = setting.name if setting is not None else _text(division.operands[1]) or _("the divisor")
     asked = sorted({micro + micro // 2, 3 * micro - 1, 6 * micro + micro // 2})
     rows = tuple(InForce(setting=name, set=each, in_force=each // micro * micro, when=f"{batch} = {micro}") for each in asked)
-    text = _("The division drops the rest, so the effective batch is smaller than {setting} whenever {batch} does not divide it.")
+    text = _("The division drops the remainder: the effective batch is smaller than {setting} unless {batch} divides it.")
     return term.module.found("accumulation-floored", term.node, text.format(setting=name, batch=batch), in_force=rows)
+
+
+def _zero_found(term: Apply, division: Apply, name: str) -> Found:
+    """`batch // micro // world_size`."""
+    ranks = " ".join(_text(division.operands[1]).split())
+    rows = tuple(
+        InForce(setting=_text(division.operands[0]) or name, set=each, in_force=each // 8, when=f"{ranks} = 8")
+        for each in (1, 4, 12)
+    )
+    text = _(
+        "This second floor division gives 0 micro-batches when {ranks} is larger than the first result, and drops the remainder otherwise."
+    )
+    return term.module.found("accumulation-floored", term.node, text.format(ranks=ranks), in_force=rows)
 
 
 def _is_checked(term: Apply) -> bool:
@@ -97,7 +199,7 @@ def _is_checked(term: Apply) -> bool:
 
 def _ceil_of_floor(module: Module) -> Iterator[Found]:
     """`math.ceil(a // b)`: the floor has already dropped what ceil should keep."""
-    for call in calls_of(module.tree):
+    for call in module.calls:
         inner = call.args[0] if len(call.args) == 1 else None
         if last_name(call.func) != "ceil" or not (isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.FloorDiv)):
             continue

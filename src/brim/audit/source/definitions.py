@@ -59,6 +59,16 @@ class Definitions:
                 return wanted[0]
         return found[0] if found else None
 
+    def together_with(self, definition: Definition) -> list[Definition]:
+        """Those of the same class, or, without one, of the same file."""
+        if self._together is None:
+            self._together = {}
+            for each in self:
+                self._together.setdefault((id(each.owner), id(each.module)), []).append(each)
+        return self._together.get((id(definition.owner), id(definition.module)), [])
+
+    _together: dict[tuple[int, int], list[Definition]] | None = field(default=None, repr=False)
+
     def __iter__(self) -> Iterator[Definition]:
         for found in self.by_name.values():
             yield from found
@@ -68,7 +78,7 @@ def definitions_of(project: Project) -> Definitions:
     """Everything that a user can set."""
     found = Definitions()
     for module in project.modules:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ClassDef) and is_config_class(node):
                 _fields(found, module, node)
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):

@@ -268,10 +268,18 @@ class Expressions(ABC):
         """Call one of the project's functions."""
 
     def setting(
-        self, name: str, module: Module, node: ast.AST, *, kind: Kind, value: Any = None, owner: ast.ClassDef | None = None
+        self,
+        name: str,
+        module: Module,
+        node: ast.AST,
+        *,
+        kind: Kind,
+        value: Any = None,
+        owner: ast.ClassDef | None = None,
+        place: ast.AST | None = None,
     ) -> Setting:
         """The setting of that name, the same object for the same place."""
-        key = (name, kind, id(node) if kind in {"constant", "default", "parameter"} else id(owner))
+        key = (name, kind, id(node) if kind in {"constant", "default", "parameter"} else id(owner or place))
         found = self._settings.get(key)
         if found is None:
             defined = self.definitions.find(name, module, owner) if kind in {"flag", "key", "field"} else None

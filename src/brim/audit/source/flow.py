@@ -47,28 +47,32 @@ class Flow(Calls):
         self._writers: dict[ast.ClassDef, dict[str, list[Function]]] = {}
         self.relevant = _relevant_functions(project)
         for module in project.modules:
-            for node in ast.walk(module.tree):
+            for node in module.nodes:
                 if isinstance(node, ast.ClassDef):
                     self._register(node, module)
+            if self._writers:
+                self._note_writers(module)
 
     def _register(self, owner: ast.ClassDef, module: Module) -> None:
         self.classes[owner] = module
-        writers = self._writers.setdefault(owner, {})
-        for method in owner.body:
-            if isinstance(method, Function):
-                self._owners[method] = owner
-                for node in ast.walk(method):
-                    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and last_name(node.value) == "self":
-                        writers.setdefault(node.attr, []).append(method)
+        self._writers[owner] = {}
+        self._owners |= {method: owner for method in owner.body if isinstance(method, Function)}
+
+    def _note_writers(self, module: Module) -> None:
+        """Which method sets which attribute of `self`."""
+        for node in module.nodes:
+            if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and last_name(node.value) == "self"):
+                continue
+            for around in module.above(node):
+                owner = self._owners.get(around) if isinstance(around, Function) else None
+                if owner is not None and isinstance(around, Function):
+                    self._writers[owner].setdefault(node.attr, []).append(around)
 
     def calls_of(self, name: str) -> int:
         """How many places of the project call something of that name."""
         if self._call_counts is None:
             self._call_counts = Counter(
-                last_name(node.func)
-                for module in self.project.modules
-                for node in ast.walk(module.tree)
-                if isinstance(node, ast.Call)
+                last_name(node.func) for module in self.project.modules for node in module.nodes if isinstance(node, ast.Call)
             )
         return self._call_counts[name]
 
@@ -82,8 +86,8 @@ class Flow(Calls):
             self._run_rest(module)
 
     def _run_rest(self, module: Module) -> None:
-        functions = [node for node in ast.walk(module.tree) if isinstance(node, Function)]
-        named = {each.attr if isinstance(each, ast.Attribute) else each.id for each in ast.walk(module.tree)
+        functions = [node for node in module.nodes if isinstance(node, Function)]
+        named = {each.attr if isinstance(each, ast.Attribute) else each.id for each in module.nodes
                  if isinstance(each, ast.Attribute | ast.Name) and isinstance(each.ctx, ast.Load)}  # fmt: skip
         for function in sorted(functions, key=lambda each: each.name in named):
             owner = self._owners.get(function)
@@ -136,7 +140,7 @@ class Flow(Calls):
         module = self.classes[owner]
         if quantity_of(name) is None and not is_config_name(name):
             return None
-        for method in self._writers.get(owner, {}).get(name, []):
+        for method in sorted(self._writers.get(owner, {}).get(name, []), key=lambda each: each.lineno):
             if method in self.running or method.name == name:
                 continue
             self.run(FunctionRef(module, method, method, base), [], {}, method, frame)
@@ -152,14 +156,14 @@ def _relevant_functions(project: Project) -> set[Function]:
     callers: dict[str, list[Function]] = {}
     for module in project.modules:
         speaking = [bool(_RELEVANT.search(line)) for line in module.lines]
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if not isinstance(node, Function):
                 continue
             if any(speaking[node.lineno - 1 : node.end_lineno]):
                 found.add(node)
-            for each in ast.walk(node):
-                if isinstance(each, ast.Call) and isinstance(each.func, ast.Name):
-                    callers.setdefault(each.func.id, []).append(node)
+        for call in module.calls:
+            if isinstance(call.func, ast.Name):
+                callers.setdefault(call.func.id, []).extend(each for each in module.above(call) if isinstance(each, Function))
     waiting = list(found)
     while waiting:
         for caller in callers.get(waiting.pop().name, ()):

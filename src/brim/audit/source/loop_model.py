@@ -10,7 +10,7 @@ import ast
 import re
 import weakref
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Final, Literal
 
 from brim.audit.source.loop_events import Event, Flat, Guard
@@ -34,6 +34,11 @@ _BOUNDARY: Final = re.compile(
 _LAST: Final = re.compile(r"len|last|end|total|num_batches|n_batches|max_|remaining|steps_in|per_epoch|final|done", re.IGNORECASE)
 _WINDOW: Final = re.compile(rf"{ACCUMULATION.pattern}|window|micro|chunk", re.IGNORECASE)
 _MICRO: Final = re.compile(r"micro|chunk|split|sub_?batch|accum|shard", re.IGNORECASE)
+
+
+@lru_cache(maxsize=2000)
+def _occurs(pattern: str, code: str) -> bool:
+    return re.search(pattern, code) is not None
 
 
 @dataclass(frozen=True, eq=False)

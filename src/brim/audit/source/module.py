@@ -56,7 +56,17 @@ class Module:
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
         """Of each node: the node that it stands in."""
-        return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+        return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Every node of the tree, as `ast.walk` gives them; walked once."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
+    def calls(self) -> list[ast.Call]:
+        """Every call of the file."""
+        return [each for each in self.nodes if isinstance(each, ast.Call)]
 
     def above(self, node: ast.AST) -> Iterator[ast.AST]:
         """The nodes that this one stands in, the nearest first."""

@@ -15,9 +15,14 @@ _WHOLE = re.compile(r"(^|_)(global|effective|total|target|eff|gbs)(_|$)")
 _NOT_A_SIZE = re.compile(
     r"(^|_)(num|n|max|min|idx|index|id|ids|per_batch|norm|dim|first|fn|sampler|time|count|start|end|shape|rollout|image|replay|limit|"
     r"list|sizes|ratio|scale|multiplier|factor|warmup|increment|candidates|choices|options|range|encode|encoding|query|write|read|"
-    r"map|chunk|buffer|db|upload|commit|insert|stats|calibration|vocab|cache|step|finder|tuner|last|next|prev|previous|current|cur|this|"
+    r"map|chunk|buffer|db|upload|commit|insert|stats|calibration|vocab|cache|step|find|finder|auto|tuner|last|next|prev|previous|current|cur|this|"
     r"new|old|each|every|in|on|of|to|by|is|has|data|sample|input|output|loss|tokens|seconds|dummy|fake|random|raw|get|load|make|process)(_|$)"
 )
+_NOT_A_LOADER = re.compile(
+    r"^((max|min|num_max|thread|io|http|web|server|uvicorn|gunicorn|api|ray|rollout|actor|vllm)_|"
+    r"(\w+_)?(pre_?process(ing)?|tokeniz\w*|encod\w*|dataset|map|download|upload|convert|filter)_)(num_?|n_?)?(workers|proc)$"
+)
+"""Workers of thread pools, web servers and `datasets.map`, which load no batches."""
 _PATTERNS: tuple[tuple[Quantity, re.Pattern[str]], ...] = (
     (
         "accumulation",
@@ -39,7 +44,7 @@ _PATTERNS: tuple[tuple[Quantity, re.Pattern[str]], ...] = (
         re.compile(r"^(\w+_)?(num_?workers?|n_?workers?|nworkers?|workers|loader_?workers|data_?workers|dataloader_?workers)$"),
     ),
     ("pinning", re.compile(r"^(\w+_)?pin_?mem(ory)?$")),
-    ("learning-rate", re.compile(r"^(base_|init_|initial_|peak_|max_)?(lr|learning_rate)$")),
+    ("learning-rate", re.compile(r"^(base_|init_|initial_|peak_|max_)?(lr|learn(ing)?_rate)$")),
     (
         "length",
         re.compile(
@@ -54,7 +59,7 @@ _PATTERNS: tuple[tuple[Quantity, re.Pattern[str]], ...] = (
 def quantity_of(name: str) -> Quantity | None:
     """What a name means, or None."""
     plain = _snake(name)
-    if plain in {"acc", "grad_acc_norm", "persistent_workers"}:
+    if plain in {"acc", "grad_acc_norm", "persistent_workers"} or _NOT_A_LOADER.match(plain):
         return None
     for quantity, pattern in _PATTERNS:
         if not pattern.match(plain):

@@ -18,17 +18,20 @@ from brim.audit.source.terms import (
     ClassRef,
     Constant,
     FunctionRef,
+    Instance,
     Opaque,
     Repeat,
     Setting,
     Several,
     Term,
+    settings_in,
 )
 
 if TYPE_CHECKING:
     from brim.audit.source.definitions import Definitions
     from brim.audit.source.launchers import Launches
     from brim.audit.source.project import Project
+    from brim.audit.source.terms import Kind
 
 End = Literal["return", "raise"] | None
 """How a block ends: by a return, by an error or a jump, or (None) by coming to its end."""
@@ -318,15 +321,30 @@ class Statements(Expressions):
         name = bound_name(target)
         quantity = quantity_of(name)
         if quantity is not None:
-            term = self._as_setting(name, term, node, frame)
+            term = self._as_setting(name, term, node, target, frame)
             self.use(quantity, name, term, node, frame)
         self.bind(target, term, frame)
 
-    def _as_setting(self, name: str, term: Term, node: ast.expr, frame: Frame) -> Term:
+    def _as_setting(self, name: str, term: Term, node: ast.expr, target: ast.expr, frame: Frame) -> Term:
         """`BATCH_SIZE = 64`: a number under such a name is where a user sets it."""
         if isinstance(term, Constant) and isinstance(term.value, int | float):
-            return self.setting(name, frame.module, node, kind="constant", value=term.value)
+            kind: Kind = "field" if self._is_of_own_config(target, frame) else "constant"
+            return self.setting(name, frame.module, node, kind=kind, value=term.value, place=node)
         return term
+
+    def _is_of_own_config(self, target: ast.expr, frame: Frame) -> bool:
+        """`config = TrainConfig()` and then `config.batch_size = 16`, in one function: this is where it is set."""
+        if not isinstance(target, ast.Attribute | ast.Subscript):
+            return False
+        base = self.value(target.value, frame)
+        call = base.node
+        if not isinstance(base, Instance | Opaque) or not isinstance(call, ast.Call) or not last_name(call.func)[:1].isupper():
+            return False
+        known = frame.state.heap.get((base, bound_name(target)))
+        if known is not None and any(each.kind in {"flag", "environment", "key"} for each in settings_in(known)):
+            return False
+        around = [frame.module.enclosing(each, ast.FunctionDef, ast.AsyncFunctionDef) for each in (call, target)]
+        return call in frame.module.parents and around[0] is around[1]
 
     def use(
         self, quantity: Quantity, target: str, term: Term, node: ast.expr, frame: Frame, call: str = "", about: str = ""

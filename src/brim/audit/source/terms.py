@@ -233,13 +233,16 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "|": operator.or_, "clip": lambda value, low, high: min(max(value, low), high),
 }  # fmt: skip
 _SCALES = {"*", "/", "//"}
+_PARTIAL = {*_SCALES, "min", "max", "clip"}
+"""Operations that may be done with some operands unknown."""
 
 
 def evaluate(term: Term, varied: Setting, value: Any, world: World | None = None, held: frozenset[int] = frozenset()) -> Any:
     """The value of a term when the user sets `varied` to `value`; UNKNOWN where that cannot be said.
 
-    What cannot be known does not hide what can: an unknown bound of `min` leaves the other bounds, an unknown factor (the number of
-    GPUs) counts as 1. `held` are terms that count as what the user set, by their id: what happens inside them is looked at elsewhere.
+    Next to a known value that depends on `varied`, an unknown bound of `min` is left out and an unknown factor (the number of GPUs)
+    counts as 1. Without one the result is UNKNOWN: `max(1, len(data))` is not 1. `held` are terms that count as what the user set, by
+    their id: what happens inside them is looked at elsewhere.
     """
     try:
         return _Reckoning(varied, value, world or World(), held).of(term, 0)
@@ -274,13 +277,26 @@ class _Reckoning:
         if isinstance(term, Repeat):
             return _repeated(term, self.of(term.start, depth))
         if isinstance(term, Apply):
-            return _apply(term.what, [self.of(each, depth) for each in term.operands])
+            return self._apply(term, depth)
         if isinstance(term, Several):
             values = [self.of(each, depth) for each in term.elements]
             return UNKNOWN if any(each is UNKNOWN for each in values) else tuple(values)
         if isinstance(term, Filtered):
             return self._filter(term, depth)
         return UNKNOWN
+
+    def _apply(self, term: Apply, depth: int) -> Any:
+        operands = list(_bounds(term)) if term.what in {"min", "max"} else list(term.operands)
+        values = [self.of(each, depth) for each in operands]
+        if term.what in _PARTIAL and any(value is UNKNOWN for value in values):
+            known = [each for each, value in zip(operands, values, strict=True) if value is not UNKNOWN]
+            if not any(self._depends(each) for each in known):
+                return UNKNOWN
+        return _apply(term.what, values)
+
+    def _depends(self, term: Term) -> bool:
+        """Whether the varied setting, or a term that counts as it, is part of a term."""
+        return any(id(each) in self._held or (isinstance(each, Setting) and is_same(each, self._varied)) for each in walk(term))
 
     def _filter(self, term: Filtered, depth: int) -> Any:
         kept = []
@@ -301,6 +317,15 @@ class _Reckoning:
             sides = [self.of(each, depth) for each in (term.then, term.otherwise)]
             return sides[0] if sides[0] == sides[1] else UNKNOWN
         return self.of(term.then if truth else term.otherwise, depth)
+
+
+def _bounds(term: Apply) -> Iterator[Term]:
+    """The operands of `min(a, min(b, c))`, nested ones of the same operation included."""
+    for each in term.operands:
+        if isinstance(each, Apply) and each.what == term.what and len(each.operands) > 1:
+            yield from _bounds(each)
+        else:
+            yield each
 
 
 def _repeated(term: Repeat, value: Any) -> Any:
