@@ -105,7 +105,7 @@ def test_a_launcher_brings_the_scripts_that_it_calls(cli: Cli, here: Path) -> No
         ended = cli("doctor", launcher)
         assert ended.code == 1
         assert "batch-clamped  jobs/train.py:8" in ended.out
-        assert "It is set to 64 in jobs/train.sh:2" in ended.out
+        assert "You set 64 (jobs/train.sh:2)" in ended.out
         assert "other.py" not in ended.out
     write("module.sh", "torchrun tools/train.py --batch-size 64\npython -m jobs.train --batch-size 2\npython gone.py\n")
     ended = cli("doctor", "module.sh")

@@ -31,9 +31,9 @@ def ran(folder: Path, *arguments: str, command: tuple[str, ...] | None = None) -
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--batch-size", "100"), "It is set to 100 in the command line, and 2 is in force."),
-        (("--batch-size=7",), "It is set to 7 in the command line, and 2 is in force."),
-        ((), "train.py:4, and 2 is in force."),
+        (("--batch-size", "100"), "You set 100 (the command line), the DataLoader gets 2."),
+        (("--batch-size=7",), "You set 7 (the command line), the DataLoader gets 2."),
+        ((), "train.py:4), the DataLoader gets 2."),
     ],
     ids=["given", "given-by-equals", "default"],
 )
@@ -90,4 +90,4 @@ def test_a_module_of_a_package_that_ran_is_blamed_through_its_imports(tmp_path: 
     assert project is not None
     (finding,) = blame(project, here)
     assert (Path(finding.file).name, finding.line) == ("data.py", 2)
-    assert "It is set to 100 in the command line" in finding.message
+    assert "You set 100 (the command line)" in finding.message

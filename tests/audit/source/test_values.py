@@ -798,4 +798,4 @@ def test_what_is_too_deep_to_read_is_a_note(tmp_path: Path) -> None:
     (tmp_path / "large.py").write_text("x = 1\n" * 1_700_000)
     notes = doctor(tmp_path, predict=False).notes
     assert any("deep.py" in note and "nested" in note for note in notes)
-    assert any("large.py" in note and "MB" in note for note in notes)
+    assert any("large.py" in note and "MiB" in note for note in notes)
