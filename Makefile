@@ -58,7 +58,7 @@ bench: $(READY)  ## benchmarks print ratios and never fail a build
 LOCALE := src/brim/locale
 translations: $(READY)  ## bring the Chinese catalogue up to date: new sentences arrive empty, fill them in and run it again
 	@mkdir -p build
-	@$(BIN)/pybabel -q extract --keyword N_ --add-location file --no-wrap --sort-by-file --output-file build/brim.pot src/brim
+	@$(BIN)/pybabel -q extract --mapping-file pyproject.toml --keyword N_ --add-location file --no-wrap --sort-by-file --output-file build/brim.pot src/brim
 	@$(BIN)/pybabel -q update --domain brim --locale zh_CN --input-file build/brim.pot --output-dir $(LOCALE) \
 		--no-fuzzy-matching --ignore-obsolete --ignore-pot-creation-date --no-wrap
 	@$(BIN)/pybabel -q compile --domain brim --directory $(LOCALE)

@@ -56,7 +56,11 @@ SAME_IN_BOTH: Final = {
 @cache
 def sentences_in_the_code() -> frozenset[str]:
     """What `pybabel extract -k N_` finds."""
-    found = extract_from_dir(str(SOURCE), [("**.py", "python")], keywords={**DEFAULT_KEYWORDS, "N_": None})
+    found = extract_from_dir(
+        str(SOURCE),
+        [("**.py", "python"), ("**/rules/*.md", "brim.audit.rules.rule:messages_of")],
+        keywords={**DEFAULT_KEYWORDS, "N_": None},
+    )
     messages = [message for _file, _line, message, _comments, _context in found]
     assert all(isinstance(message, str) for message in messages), "plural forms have no place in brim's catalogue"
     return frozenset(str(message) for message in messages if message)

@@ -20,10 +20,10 @@ def rule(name: str, **facts: Any) -> Rule:
         "severity": "high",
         "title": "The batch size is held down",
         "why": "You set 64. The code takes 2. Nothing says so.",
-        "mend": "Take the setting as it is.",
+        "fix": "Use the setting.",
         "sources": ("https://docs.pytorch.org/docs/stable/data.html",),
-        "bad": "size = min(config.batch_size, 2)\n",
-        "good": "size = config.batch_size\n",
+        "bad": {"train.py": "size = min(config.batch_size, 2)\n"},
+        "good": {"train.py": "size = config.batch_size\n"},
         **facts,
     }
     return Rule(name=name, **given)

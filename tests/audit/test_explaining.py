@@ -49,13 +49,13 @@ def test_all_rules_can_be_told() -> None:
 
 
 def test_of_a_ledger_the_beginning_and_the_end_are_shown() -> None:
-    text = as_markdown(rule("r", bad="".join(f'{{"step": {step}}}\n' for step in range(24)), example_name="ledger.jsonl"))
+    text = as_markdown(rule("r", bad={"ledger.jsonl": "".join(f'{{"step": {step}}}\n' for step in range(24))}))
     assert '```json\n{"step": 0}\n{"step": 1}\n...\n{"step": 22}\n{"step": 23}\n```' in text
 
 
 def test_of_ledgers_the_fields_that_differ_are_shown() -> None:
     bad = '{"kind": "step", "step": 1, "epoch": 0, "sequences": 2}\n'
-    told = as_markdown(rule("r", bad=bad, good=bad.replace("2}", "32}"), example_name="ledger.jsonl"))
+    told = as_markdown(rule("r", bad={"ledger.jsonl": bad}, good={"ledger.jsonl": bad.replace("2}", "32}")}))
     assert '{"kind": "step", "step": 1, "sequences": 2}' in told
     assert "what is alike in both ledgers is left out" in told
     assert all(len(line) <= 300 for name in RULES for line in as_markdown(RULES[name]).splitlines() if line.startswith("{"))

@@ -7,24 +7,20 @@ from pathlib import Path
 
 import pytest
 
-import brim.audit.rules as registry
 from brim.audit.doctor import doctor
-from brim.audit.publishing import GROUPS
 from brim.audit.rules import RULES
-from brim.audit.rules.rule import Rule, files_of
+from brim.audit.rules.rule import GROUPS, parse_rule
 from brim.records import Diagnosis
 from brim.records.findings import SEVERITIES
 
-MODULES = ("values", "ignored", "loops", "calls", "config", "run")
 
-
-def diagnose(example: str, rule: Rule, folder: Path) -> Diagnosis:
+def diagnose(example: dict[str, str], folder: Path) -> Diagnosis:
     """Write the files of an example, and look at them. A first line `# gpu: t4` names the card."""
-    for name, text in files_of(example, rule.example_name).items():
+    for name, text in example.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    card = re.search(r"^# gpu: (\S+)", example, re.MULTILINE)
+    card = re.search(r"^# gpu: (\S+)", "".join(example.values()), re.MULTILINE)
     return doctor(folder, gpu=card[1] if card else None, all_rules=True)
 
 
@@ -35,7 +31,7 @@ def told(diagnosis: Diagnosis) -> str:
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_the_wrong_example_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    diagnosis = diagnose(RULES[name].bad, RULES[name], Path("example"))
+    diagnosis = diagnose(RULES[name].bad, Path("example"))
     mine = [each for each in diagnosis.findings if each.rule == name]
     assert mine, f"not found; found were:\n{told(diagnosis)}"
     assert all(each.code or each.file.endswith(".jsonl") for each in mine)
@@ -45,7 +41,7 @@ def test_the_wrong_example_is_found(name: str, tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_the_right_example_is_left_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    diagnosis = diagnose(RULES[name].good, RULES[name], Path("example"))
+    diagnosis = diagnose(RULES[name].good, Path("example"))
     wrong = [each for each in diagnosis.findings if each.rule == name or each.severity == "high"]
     assert not wrong, told(diagnosis)
 
@@ -61,15 +57,14 @@ def test_a_rule_has_texts_that_can_be_shown(name: str) -> None:
     assert 10 <= len(rule.title) <= 120
     assert rule.why.endswith(".")
     assert 2 <= len(re.findall(r"[.?!](?:\s|$)", rule.why)) <= 8
-    assert rule.mend.endswith(".")
+    assert rule.fix.endswith(".")
     assert rule.bad != rule.good
     assert rule.sources
     assert all(re.fullmatch(r"https://\S+\.\S+", address) for address in rule.sources)
-    for text in (rule.title, rule.why, rule.mend):
+    for text in (rule.title, rule.why, rule.fix):
         assert not re.search(r"% [A-Za-z]", text), "gettext takes that for a format"
 
 
-def test_there_are_at_least_thirty_rules_and_no_name_is_used_twice() -> None:
-    names = [rule.name for module in MODULES for rule in getattr(registry, module).RULES]
-    assert len(names) == len(set(names)) == len(RULES)
-    assert sum(not rule.example_name.endswith(".jsonl") for rule in RULES.values()) >= 30
+def test_a_file_that_is_no_rule_is_an_error_that_names_it() -> None:
+    with pytest.raises(ValueError, match=r"broken\.md does not have the parts of a rule"):
+        parse_rule("broken", "---\ngroup: batch\n---\n\n# Title\n")

@@ -16,7 +16,6 @@ import pytest
 from rich.cells import cell_len
 
 from brim.audit.rules import RULES
-from brim.audit.rules.rule import files_of
 from brim.records import Diagnosis
 
 if TYPE_CHECKING:
@@ -311,7 +310,7 @@ def test_a_ledger_and_the_folder_of_a_run_are_audited_as_a_run(cli: Cli, tmp_pat
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
     run.mkdir()
-    (run / "ledger.jsonl").write_text(RULES["run-promise-broken"].bad)
+    (run / "ledger.jsonl").write_text(RULES["run-promise-broken"].bad["ledger.jsonl"])
     (run / "trainer_state.json").write_text('{"train_batch_size": 4}')
     for target in ("run", "run/ledger.jsonl"):
         ended = cli("doctor", target)
@@ -321,7 +320,7 @@ def test_a_ledger_and_the_folder_of_a_run_are_audited_as_a_run(cli: Cli, tmp_pat
 
 
 def test_a_project_with_a_ledger_in_it_is_audited_as_both(cli: Cli, project: Path) -> None:
-    (project / "ledger.jsonl").write_text(RULES["run-promise-broken"].bad)
+    (project / "ledger.jsonl").write_text(RULES["run-promise-broken"].bad["ledger.jsonl"])
     out = cli("doctor").out
     assert "batch-clamped" in out
     assert "run-promise-broken" in out
@@ -355,9 +354,9 @@ def test_a_file_that_is_no_config_is_told_and_not_called_clean(cli: Cli, project
 
 def test_a_config_is_audited_alone_and_beside_code(cli: Cli, project: Path) -> None:
     rule = RULES["config-product"]
-    for name, text in files_of(rule.bad, rule.example_name).items():
+    for name, text in rule.bad.items():
         (project / name).write_text(text)
-    assert "config-product" in cli("doctor", *files_of(rule.bad, rule.example_name)).out
+    assert "config-product" in cli("doctor", *rule.bad).out
     both = cli("doctor", ".").out
     assert "config-product" in both
     assert "batch-clamped" in both

@@ -18,8 +18,8 @@ from tests.cli.test_doctor import CLEAN, CONFIG, TRAIN
 if TYPE_CHECKING:
     from tests.conftest import Cli
 
-BROKEN_PROMISE = RULES["run-promise-broken"].bad
-HEALTHY = RULES["run-promise-broken"].good
+BROKEN_PROMISE = RULES["run-promise-broken"].bad["ledger.jsonl"]
+HEALTHY = RULES["run-promise-broken"].good["ledger.jsonl"]
 OBSERVATION = '{"schema": "brim.observation/1", "train_batch_size": 4, "gradient_accumulation_steps": 8, "micro_batch_size": 1}'
 LAUNCHED = """\
 import argparse

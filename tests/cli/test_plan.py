@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import brim
-from brim.audit.rules.run import RULES
+from brim.audit.rules import RULES
 from brim.sizes import MIB
 from tests.planner.measurements import measurement
 
@@ -77,7 +77,7 @@ def test_many_gpus_get_a_curve_and_one_sentence(cli: Cli, tiny: str) -> None:
 
 
 def test_a_run_tells_the_noise_scale(cli: Cli, tiny: str, tmp_path: Path) -> None:
-    ledger = next(rule.bad for rule in RULES if rule.name == "batch-beyond-noise")
+    ledger = RULES["batch-beyond-noise"].bad["ledger.jsonl"]
     (tmp_path / "ledger.jsonl").write_text(ledger, encoding="utf-8")
     for given in (tmp_path, tmp_path / "ledger.jsonl"):
         ended = cli("plan", tiny, *MANY, *PINNED, "--noise-scale", str(given), "--json")

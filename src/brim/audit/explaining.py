@@ -1,4 +1,4 @@
-"""`brim doctor --explain RULE`: what a rule is about, from the same texts as its page and its tests."""
+"""`brim doctor --explain RULE`: one rule, from the same file as its page and its tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from brim.audit.rules import RULES, find_rule
-from brim.audit.rules.rule import Group, files_of
+from brim.audit.rules.rule import Group
 from brim.locale import _
 from brim.records.findings import Severity
 
@@ -31,7 +31,7 @@ class Explanation:
     """When a finding has another severity; empty: never."""
     title: str
     why: str
-    mend: str
+    fix: str
     bad: dict[str, str]
     """The wrong example: file name -> text."""
     good: dict[str, str]
@@ -60,37 +60,38 @@ def _explained(rule: Rule) -> Explanation:
         also=_(rule.also),
         title=_(rule.title),
         why=_(rule.why),
-        mend=_(rule.mend),
-        bad=_files(rule.bad, rule),
-        good=_files(rule.good, rule),
+        fix=_(rule.fix),
+        bad=_shown(rule.bad, rule),
+        good=_shown(rule.good, rule),
         sources=rule.sources,
     )
 
 
 def as_markdown(rule: Rule) -> str:
-    """The body of a rule's page, in English: why, wrong, right, mend, sources. Editors show it beside a finding too."""
-    left_out = " (what is alike in both ledgers is left out)" if rule.example_name.endswith(".jsonl") else ""
+    """The body of a rule's page, in English: why, wrong, right, fix, sources. Editors show it beside a finding too."""
+    left_out = (
+        " (fields that are equal in both ledgers are left out)" if any(file.endswith(".jsonl") for file in rule.bad) else ""
+    )
     parts = [
         rule.why,
         f"Wrong{left_out}:",
         *_fenced(rule.bad, rule),
         "Right:",
         *_fenced(rule.good, rule),
-        f"Mend: {rule.mend}",
+        f"Fix: {rule.fix}",
         "Sources:\n" + "\n".join(f"- <{address}>" for address in rule.sources),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _files(example: str, rule: Rule) -> dict[str, str]:
-    """The files of an example; of a ledger its beginning and its end, since its steps are much alike, and what the rule is about."""
-    files = files_of(example, rule.example_name)
-    return {file: _shortened(text, _telling(rule)) if file.endswith(".jsonl") else text for file, text in files.items()}
+def _shown(example: dict[str, str], rule: Rule) -> dict[str, str]:
+    """The files of an example. A ledger is cut to its first and last lines, and to the fields that the rule is about."""
+    return {file: _shortened(text, _fields(rule)) if file.endswith(".jsonl") else text for file, text in example.items()}
 
 
-def _telling(rule: Rule) -> frozenset[str]:
-    """The fields of a ledger's lines that differ between wrong and right, and those without which a line cannot be read."""
-    wrong, right = _values(rule.bad), _values(rule.good)
+def _fields(rule: Rule) -> frozenset[str]:
+    """The fields of a ledger that differ between wrong and right, and those without which a line cannot be read."""
+    wrong, right = (_values("".join(example.values())) for example in (rule.bad, rule.good))
     return _ALWAYS | {name for name in (*wrong, *right) if wrong.get(name) != right.get(name)}
 
 
@@ -116,9 +117,9 @@ def _short_line(line: dict[str, Any], fields: frozenset[str]) -> str:
     return json.dumps(kept)
 
 
-def _fenced(example: str, rule: Rule) -> list[str]:
+def _fenced(example: dict[str, str], rule: Rule) -> list[str]:
     """The files of an example as blocks of code, with their names where there are several."""
-    files = _files(example, rule)
+    files = _shown(example, rule)
     blocks = []
     for file, text in files.items():
         language = _LANGUAGES.get(Path(file).suffix.lower(), "yaml")

@@ -1,4 +1,4 @@
-"""The pages of docs/rules, written from the rules' own texts: `python -m brim.audit.pages docs/rules`."""
+"""Write docs/rules from the rules' files: `python -m brim.audit.pages docs/rules`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from brim.audit.explaining import as_markdown
-from brim.audit.publishing import GROUPS
 from brim.audit.rules import RULES
+from brim.audit.rules.rule import GROUPS
 from brim.record import write_atomically
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from brim.audit.rules.rule import Rule
 
 INDEX: Final = "README.md"
-_MARK: Final = "<!-- Written by `python -m brim.audit.pages`: edit the rule, not this page. -->"
+_MARK: Final = "<!-- Written by `python -m brim.audit.pages`: edit src/brim/audit/rules, not this page. -->"
 
 
 def pages() -> dict[str, str]:
@@ -26,7 +26,7 @@ def pages() -> dict[str, str]:
 
 
 def write_pages(folder: str | Path) -> int:
-    """Write all pages, and take away those of rules that are gone; how many there are."""
+    """Write all pages, delete those of rules that no longer exist, and return the number of pages."""
     wanted = pages()
     for name, text in wanted.items():
         write_atomically(Path(folder) / name, text)
@@ -37,10 +37,11 @@ def write_pages(folder: str | Path) -> int:
 
 
 def _page(rule: Rule) -> str:
-    # JSON has no comments.
-    way = f"`--ignore {rule.name}`" if rule.example_name.endswith((".json", ".jsonl")) else f"`# brim: ignore[{rule.name}]`"
+    has_comments = not all(file.endswith((".json", ".jsonl")) for file in rule.bad)
+    suppression = f"`# brim: ignore[{rule.name}]`" if has_comments else f"`--ignore {rule.name}`"
     also = f" {rule.also}" if rule.also else ""
-    facts = f"Group: {rule.group}. Severity: {rule.severity}.{also} Hold it back with {way}."
+    off = " Off by default; `--all` reports it." if rule.severity in rule.off else ""
+    facts = f"Group: {rule.group}. Severity: {rule.severity}.{also}{off} Suppress it with {suppression}."
     return f"{_MARK}\n\n# {rule.name}\n\n**{rule.title}.**\n\n{facts}\n\n{as_markdown(rule)}"
 
 
@@ -50,7 +51,7 @@ def _index() -> str:
         "",
         "# The rules of `brim doctor`",
         "",
-        f"{len(RULES)} rules. `brim doctor --explain RULE` shows the same in the terminal; [doctor.md](../doctor.md) tells how to use it.",
+        f"{len(RULES)} rules. `brim doctor --explain RULE` shows the same in the terminal; [doctor.md](../doctor.md) is the guide.",
     ]
     for group in GROUPS:
         own = [rule for rule in RULES.values() if rule.group == group]

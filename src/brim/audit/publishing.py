@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING
 
 from brim.audit.cells import cell_of
 from brim.audit.patching import diffs_of
 from brim.audit.rules import RULES
-from brim.audit.rules.rule import Group
+from brim.audit.rules.rule import GROUPS
 from brim.locale import _
 from brim.records.findings import SEVERITIES, Finding, Severity
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from brim.audit.found import Found
     from brim.audit.patching import Desk
     from brim.audit.source.module import Source
-
-GROUPS: Final[tuple[Group, ...]] = get_args(Group)
 
 
 def severity_of(found: Found) -> Severity:

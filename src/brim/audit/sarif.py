@@ -52,7 +52,7 @@ def _rule(rule: Rule) -> dict[str, Any]:
         "id": rule.name,
         "shortDescription": {"text": _(rule.title)},
         "fullDescription": {"text": _(rule.why)},
-        "help": {"text": _(rule.mend), "markdown": as_markdown(rule)},
+        "help": {"text": _(rule.fix), "markdown": as_markdown(rule)},
         "helpUri": rule.sources[0],
         "defaultConfiguration": {"level": _LEVELS[rule.severity]},
         "properties": {"tags": [rule.group]},

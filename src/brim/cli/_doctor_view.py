@@ -96,7 +96,7 @@ def show_explanation(told: Explanation) -> None:
             if len(files) > 1:
                 show(indented(f"{name}:"))
             show(*(_line(f"    {shown(line)}") for line in text.strip("\n").split("\n")), "")
-    show(_("Fix: {text}").format(text=told.mend), "")
+    show(_("Fix: {text}").format(text=told.fix), "")
     show(_("Sources:"), *(indented(address) for address in told.sources))
 
 

@@ -216,7 +216,7 @@ def _promise(ledger: Ledger | None) -> tuple[str, ...]:
 
 
 def _findings(file: Path, ledger: Ledger | None, notes: list[str]) -> tuple[tuple[Finding, ...], dict[str, str]]:
-    """What the doctor says of the run, and how each kind of it is mended."""
+    """What the doctor says of the run, and how to fix each kind."""
     if ledger is None or is_long(ledger):
         return (), {}
     from brim.audit.patching import Desk
@@ -227,4 +227,4 @@ def _findings(file: Path, ledger: Ledger | None, notes: list[str]) -> tuple[tupl
     report = examine_run(file, file.name)
     notes += report.notes
     found = publish_all(report.found, {}, Desk({}))
-    return found, {each.rule: _(RULES[each.rule].mend) for each in found}
+    return found, {each.rule: _(RULES[each.rule].fix) for each in found}

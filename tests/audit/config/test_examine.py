@@ -11,8 +11,8 @@ import pytest
 
 from brim.audit.config.examine import examine_configs
 from brim.audit.found import Found
-from brim.audit.rules.config import RULES
-from brim.audit.rules.rule import Rule, files_of
+from brim.audit.rules import RULES
+from brim.audit.rules.rule import Rule
 from brim.audit.source.module import Source
 from brim.errors import UnsupportedError
 from brim.planner.emit.write import FORMATS, files_of as emitted
@@ -56,17 +56,17 @@ def test_configs_of_the_installed_packages_are_examined() -> None:
     assert [(each.rule, each.file) for each in found] in ([], [("config-cancels", "single_gpu.yaml")])
 
 
-def asked_of(example: str) -> dict[str, str]:
-    first = example.partition("\n")[0]
+def asked_of(example: dict[str, str]) -> dict[str, str]:
+    first = next(iter(example.values())).partition("\n")[0]
     return {"gpu": first.removeprefix("# gpu: ")} if first.startswith("# gpu: ") else {}
 
 
-@pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
+@pytest.mark.parametrize("rule", [rule for rule in RULES.values() if rule.group == "config"], ids=lambda rule: rule.name)
 def test_the_examples_of_a_rule_are_wrong_and_right(rule: Rule) -> None:
     predict = rule.name in {"config-over-memory", "config-under-used"}
-    bad = examined_files(files_of(rule.bad, rule.example_name), predict=predict, **asked_of(rule.bad))
+    bad = examined_files(rule.bad, predict=predict, **asked_of(rule.bad))
     assert rule.name in rules(bad)
-    assert examined_files(files_of(rule.good, rule.example_name), predict=predict, **asked_of(rule.good)) == []
+    assert examined_files(rule.good, predict=predict, **asked_of(rule.good)) == []
 
 
 def test_no_heavy_package_is_imported_where_nothing_is_predicted() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from brim.audit.rules.run import RULES
+from brim.audit.rules import RULES
 from brim.audit.run.examine import examine_run
 from brim.records import BudgetLimit, LedgerEntry, LedgerHeader, Pulse, Slice, Split
 from brim.step.ledger import LedgerWriter
@@ -19,7 +19,7 @@ from tests.audit.run.ledgers import HEADER, step_of
 COUNTS = st.integers(0, 2**40)
 FLOATS = st.floats(0, 1e12)
 REALS = st.floats(allow_nan=True, allow_infinity=True)
-NAMES = {rule.name for rule in RULES}
+NAMES = {rule.name for rule in RULES.values() if rule.group == "run"}
 
 pulses = st.builds(
     Pulse, seconds=FLOATS, device_utilisation=st.none() | FLOATS, workers=st.none() | COUNTS, worker_cpu=st.none() | FLOATS,

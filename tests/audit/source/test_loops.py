@@ -7,13 +7,36 @@ import ast
 import pytest
 
 from brim.audit.found import Found
-from brim.audit.rules.loops import RULES
-from brim.audit.rules.rule import Rule, files_of
+from brim.audit.rules import RULES
+from brim.audit.rules.rule import Rule
 from brim.audit.source import calls, loops
 from tests.audit.source.clean_loops import CLEAN
 from tests.audit.source.modules import found_by, mended, module_of, names, project_of
 
 ALL = (*loops.CHECKS, *calls.CHECKS)
+NAMES = (
+    "loss-undivided",
+    "loss-divided-twice",
+    "mean-of-means",
+    "zero-grad-misplaced",
+    "step-every-micro-batch",
+    "scheduler-every-micro-batch",
+    "clip-before-window-ends",
+    "last-window-dropped",
+    "sync-every-micro-batch",
+    "gradients-not-exchanged",
+    "window-off-by-one",
+    "zero-grad-missing",
+    "clip-before-unscale",
+    "graph-kept",
+    "empty-cache-in-loop",
+    "item-every-step",
+    "set-epoch-missing",
+    "fp16-without-scaler",
+    "scaler-update-missing",
+    "clip-beside-engine",
+)
+EXAMPLES = [RULES[name] for name in NAMES]
 
 WINDOW = """
 import torch
@@ -38,10 +61,10 @@ def first(text: str, rule: str) -> Found:
     return next(each for each in found_by(loops.CHECKS, project_of(module_of(text))) if each.rule == rule)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", EXAMPLES, ids=lambda rule: rule.name)
 def test_a_rule_finds_its_bad_example_and_leaves_its_good_one_alone(rule: Rule) -> None:
-    bad = [module_of(text, name.removesuffix(".py")) for name, text in files_of(rule.bad, rule.example_name).items()]
-    good = [module_of(text, name.removesuffix(".py")) for name, text in files_of(rule.good, rule.example_name).items()]
+    bad = [module_of(text, name.removesuffix(".py")) for name, text in rule.bad.items()]
+    good = [module_of(text, name.removesuffix(".py")) for name, text in rule.good.items()]
     assert rule.name in names(found_by(ALL, project_of(*bad)))
     assert names(found_by(ALL, project_of(*good))) == []
 
@@ -614,9 +637,9 @@ def test_an_object_of_a_class_of_the_project_is_followed() -> None:
     assert rules_in(text) == ["scaler-update-missing"]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", EXAMPLES, ids=lambda rule: rule.name)
 def test_code_with_lines_missing_does_not_break_the_checks(rule: Rule) -> None:
-    lines = rule.bad.splitlines(keepends=True)
+    lines = "".join(rule.bad.values()).splitlines(keepends=True)
     for index in range(len(lines)):
         text = "".join(lines[:index] + lines[index + 1 :])
         try:
@@ -660,11 +683,12 @@ def test_losses_of_several_tasks_may_be_summed() -> None:
     assert rules_in(text) == []
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", EXAMPLES, ids=lambda rule: rule.name)
 def test_a_patch_leaves_code_that_parses_and_that_the_rule_no_longer_finds(rule: Rule) -> None:
-    for found in found_by(ALL, project_of(module_of(rule.bad))):
+    text = "".join(rule.bad.values())
+    for found in found_by(ALL, project_of(module_of(text))):
         if found.rule == rule.name and found.edits:
-            patched = mended(rule.bad, found.edits)
+            patched = mended(text, found.edits)
             ast.parse(patched)
             assert rule.name not in rules_in(patched)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from brim.audit.rules import RULES
-from brim.audit.rules.rule import files_of
 from brim.audit.source.examine import examine_project
 from brim.audit.source.files import parse, python_text
 from brim.audit.source.module import Source
@@ -23,7 +22,7 @@ SEEDS = sorted(
     for rule in RULES.values()
     if rule.group not in {"config", "run"}
     for example in (rule.bad, rule.good)
-    for name, text in files_of(example, rule.example_name).items()
+    for name, text in example.items()
     if name.endswith(".py")
 )
 

@@ -1,45 +1,39 @@
-"""Every rule of the doctor, by name. The texts are here; the checks that find them stand in source/, config/ and run/."""
+"""The rules of the doctor by name. The checks that find them are in source/, config/ and run/."""
 
 from __future__ import annotations
 
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from brim.audit.rules import calls, config, ignored, loops, run, values
+from brim.audit.rules.rule import GROUPS, Rule, read_rule
 from brim.errors import UnknownNameError
 from brim.locale import _, sentences
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from brim.audit.rules.rule import Rule
     from brim.records.findings import Severity
 
-
 RULES: Final[dict[str, Rule]] = {
-    rule.name: rule for rule in (*values.RULES, *ignored.RULES, *loops.RULES, *calls.RULES, *config.RULES, *run.RULES)
+    rule.name: rule
+    for rule in sorted(
+        map(read_rule, Path(__file__).parent.glob("*.md")),
+        key=lambda rule: (GROUPS.index(rule.group), rule.name),
+    )
 }
-
-_EVERY: Final[frozenset[Severity]] = frozenset({"high", "medium", "low"})
-OFF_BY_DEFAULT: Final[dict[str, frozenset[Severity]]] = {
-    "item-every-step": _EVERY,
-    "workers-hard-coded": _EVERY,
-    "pinning-off": _EVERY,
-    "config-cancels": frozenset({"low"}),
-}
-"""Findings of little value: reported with `--all`, or if the rule is selected by name."""
 
 
 def is_off_by_default(rule: str, severity: Severity) -> bool:
-    """Whether a finding is only reported on request."""
-    return severity in OFF_BY_DEFAULT.get(rule, ())
+    """Whether a finding is reported only on request."""
+    return severity in RULES[rule].off
 
 
 def find_rule(name: str) -> Rule:
-    """The rule of that name; the nearest names are told where there is none."""
-    found = RULES.get(name.strip().lower().replace("_", "-"))
-    if found is not None:
-        return found
+    """The rule of that name; an error names the nearest."""
+    rule = RULES.get(name.strip().lower().replace("_", "-"))
+    if rule is not None:
+        return rule
     nearest = nearest_rules(name)
     raise UnknownNameError(
         sentences(
@@ -52,12 +46,12 @@ def find_rule(name: str) -> Rule:
 
 
 def nearest_rules(name: str) -> tuple[str, ...]:
-    """Rules whose names look like this one, or hold it."""
+    """Rules with a similar name, or whose name contains this one."""
     given = name.strip().lower().replace("_", "-")
-    holding = [each for each in RULES if given and given in each]
-    return tuple(dict.fromkeys([*get_close_matches(given, RULES, n=3), *holding]))[:3]
+    containing = [rule for rule in RULES if given and given in rule]
+    return tuple(dict.fromkeys([*get_close_matches(given, RULES, n=3), *containing]))[:3]
 
 
 def names_of(names: Iterable[str]) -> frozenset[str]:
-    """The rules that a person named, checked."""
+    """The names of rules that a person gave, checked."""
     return frozenset(find_rule(name).name for name in names)
