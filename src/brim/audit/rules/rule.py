@@ -76,7 +76,7 @@ def read_rule(path: Path) -> Rule:
     return parse_rule(path.stem, path.read_text(encoding="utf-8"))
 
 
-def messages_of(file: BinaryIO, *_options: object) -> Iterator[tuple[int, None, str, list[str]]]:
+def messages_of(file: BinaryIO, *_details: object, **_options: object) -> Iterator[tuple[int, None, str, list[str]]]:
     """The texts to translate, as Babel extracts them (see `tool.babel` in pyproject.toml)."""
     for text in parse_rule("rule", file.read().decode()).texts:
         yield 1, None, text, []
