@@ -197,7 +197,7 @@ class Hungry(LlamaForCausalLM):
 
 def hungry_save(value, file, *args, **named):
     "Runs out of memory after the weights of the checkpoint have been written."
-    if "optimizer" in str(file):
+    if "optimizer" in str(getattr(file, "name", file)):
         saves.append(file)
         if str(len(saves)) in SAVES_THAT_FAIL:
             torch.empty(1 << 40, dtype=torch.uint8, device="cuda")

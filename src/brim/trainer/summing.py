@@ -93,6 +93,7 @@ class SummedFile:
         self._file = self._path.open("wb")
         self._error: OSError | None = None
         self._size = self._crc32 = 0
+        self.name = str(self._path)
 
     def write(self, data: Any) -> int:
         """Append, and sum."""
