@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from brim.cli._output import Column, bar, format_seconds, grid, line_width, table
 from brim.cli._scaling_view import scaling_blocks
 from brim.cli._step_options import source_rows
+from brim.cli.plan import with_flags
 from brim.locale import _, sentences
 from brim.sizes import format_bytes, format_count
 from brim.workload.settings import method_words
@@ -230,7 +231,7 @@ def nothing_fits(plan: Plan | Largest, command_line: str) -> Iterator[Renderable
             tokens=f"{each.speed.tokens_per_second:,.0f}",
         )
         flags, *reasons = each.reasons
-        yield from (f"  {command_line} {flags}", *(f"    {text}" for text in reasons), f"    {figures}")
+        yield from (f"  {with_flags(command_line, flags)}", *(f"    {text}" for text in reasons), f"    {figures}")
 
 
 def _data_line(data: DataReport) -> str:
