@@ -67,6 +67,19 @@ def test_where_nothing_fits_the_answer_says_what_would(cli: Cli) -> None:
     assert document["alternatives"]
 
 
+@pytest.mark.long
+def test_a_chunked_loss_holds_more_and_the_command_asks_for_it(cli: Cli) -> None:
+    asked = ("tinyllama-1.1b", "--gpu", "t4", "--method", "lora", "--seq-len", "1024", "--checkpointing", "full")
+    standard = json.loads(cli("max", *asked, "--loss", "standard", "--json").out)
+    document = json.loads(cli("max", *asked, "--json").out)
+    assert document["best"]["loss"] == "chunked"
+    assert document["micro_batch"] > standard["micro_batch"]
+    assert [(each["micro_batch"], each["loss"]) for each in document["others"]] == [(standard["micro_batch"], "standard")]
+    assert "--loss chunked" in document["train_command"]
+    assert "--loss chunked" in document["plan_command"]
+    assert f"{document['micro_batch']} " in cli("max", *asked).out
+
+
 def test_python_keeps_its_own_max() -> None:
     names: dict[str, object] = {}
     exec("from brim import *", names)

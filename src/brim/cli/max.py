@@ -91,6 +91,8 @@ def _other(each: Candidate) -> str:
     words = [_("checkpointing {word}").format(word=each.checkpointing)]
     if each.world_size > 1:
         words.append(each.sharding)
+    if each.loss == "chunked":
+        words.append(_("chunked loss"))
     text = _("micro-batch {size} with {how}").format(size=each.micro_batch, how=", ".join(words))
     if each.memory is None or each.speed is None:
         return text
