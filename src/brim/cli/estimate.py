@@ -13,6 +13,7 @@ from brim.cli._step_options import DEVICE_OPTIONS, STEP_OPTIONS, from_config, gi
 from brim.cli.plan import command_line, with_flags
 from brim.errors import UsageError
 from brim.locale import N_, _, sentences
+from brim.machine.catalogue import generic_gpu, gpus
 from brim.sizes import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def _show(questions: list[Question], answers: list[Estimate], chosen: int, typed
     label = questions[chosen].where.label
     warnings = dict.fromkeys(text for each in answers for text in each.warnings)
     first, *rest = estimate_blocks(answers[chosen], warnings, typed)
-    show(_("{what}, on {where}").format(what=first, where=label))
+    show(first)
     if len(answers) > 1:
         text = _("No GPU was given and none is found here: these are {count} usual cards, and the details are for {gpu}.")
         show("", text.format(count=len(answers), gpu=label), "", _cards(questions, answers), "", _("On {gpu}:").format(gpu=label))
@@ -198,7 +199,14 @@ def _headline(answer: Estimate) -> str:
         words.append(f"{settings.sharding} x {settings.ranks}")
     if settings.offload != "none":
         words.append(_("offload {word}").format(word=settings.offload))
-    return ", ".join(words)
+    return _("{what}, on {where}").format(what=", ".join(words), where=_label(answer))
+
+
+def _label(answer: Estimate) -> str:
+    """The device as a person writes it."""
+    if answer.device == "cpu":
+        return _("the CPU")
+    return next((gpu.label for gpu in gpus() if gpu.name == answer.device), None) or generic_gpu(answer.limit_bytes).label
 
 
 def _cards(questions: list[Question], answers: list[Estimate]) -> Table:
