@@ -23,6 +23,7 @@ def model(shared: Path) -> Path:
     return folder / "model"
 
 
+@pytest.mark.long
 def test_the_number_stands_first_and_is_that_of_solve(cli: Cli) -> None:
     ended = cli("max", *QUESTION)
     solved = json.loads(cli("plan", *QUESTION, "--solve", "micro-batch", "--json").out)
@@ -35,6 +36,7 @@ def test_the_number_stands_first_and_is_that_of_solve(cli: Cli) -> None:
     assert f"--micro-batch {solved['answers'][0]['value']}" in command
 
 
+@pytest.mark.long
 def test_the_document_and_the_function_say_the_same(cli: Cli) -> None:
     document = json.loads(cli("max", *QUESTION, "--json").out)
     found = brim.max("smollm2-135m", gpu="t4", method="lora", seq_len=256)
@@ -65,6 +67,12 @@ def test_where_nothing_fits_the_answer_says_what_would(cli: Cli) -> None:
     assert (document["fits"], document["micro_batch"], document["best"]) == (False, 0, None)
     assert document["missing_bytes"] > 0
     assert document["alternatives"]
+
+
+def test_a_loss_that_was_not_tried_is_named(cli: Cli) -> None:
+    ended = cli("max", "smollm2-135m", "--device", "cpu", "--memory", "4GiB", "--method", "lora", "--seq-len", "256")
+    assert "  - The logits of a micro-batch take about " in ended.out
+    assert "--loss chunked" in ended.out
 
 
 @pytest.mark.long

@@ -74,6 +74,8 @@ def largest_blocks(found: Largest, typed: str = "") -> Iterator[RenderableType]:
     if found.others:
         yield from ("", _("Otherwise"), *(f"  {_other(each)}" for each in found.others))
     yield from ("", _("Train with it"), f"  {found.train_command}")
+    if found.hints:
+        yield from ("", _("Would help"), *(f"  - {text}" for text in found.hints))
     yield from assumed(found.assumptions)
 
 

@@ -173,6 +173,8 @@ class Largest(Record):
     """What to type to train with it; empty where nothing fits."""
     plan_command: str = ""
     """What to type to see the whole plan."""
+    hints: tuple[str, ...] = ()
+    """What was not tried, and would help."""
     assumptions: tuple[str, ...] = ()
     elapsed_seconds: Seconds = 0.0
     brim_version: str = ""
