@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shlex
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -39,7 +40,9 @@ def test_without_a_card_there_is_a_row_for_each_of_four(cli: Cli, model: str) ->
     assert ended.code == 0
     for name in ("T4", "RTX 3090", "RTX 4090", "A100"):
         assert name in ended.out
-    assert "2048 tokens" in ended.out
+    first, *others = ended.out.splitlines()
+    assert first.endswith("2048 tokens, on NVIDIA T4")
+    assert "No GPU was given and none is found here" in "\n".join(others)
     document = json.loads(cli("estimate", model, "--json").out)
     assert document["schema"] == "brim.estimates/1"
     assert [each["device"] for each in document["estimates"]] == ["t4", "rtx-3090", "rtx-4090-24gb", "a100-80gb"]
@@ -60,6 +63,27 @@ def test_what_does_not_fit_ends_with_one(cli: Cli, model: str) -> None:
         json.loads(cli("estimate", model, "--device", "cpu", "--memory", "1MiB", "--seq-len", "64", "--json").out)["fits"]
         is False
     )
+
+
+@pytest.mark.long
+def test_a_model_too_large_for_the_card_ends_with_the_first_recipe_that_fits_as_a_command(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("estimate", "qwen2.5-7b", "--gpu", "t4")
+    monkeypatch.setattr("sys.argv", ["brim", *asked])
+    ended = cli(*asked)
+    assert ended.code == 1
+    *_, saving, suggested = ended.out.splitlines()
+    assert saving.startswith("Fits with another recipe: --method qlora ")
+    command = shlex.split(suggested)
+    assert command[:5] == ["brim", "estimate", "qwen2.5-7b", "--gpu", "t4"]
+    assert json.loads(cli(*command[1:], "--json").out)["fits"]
+
+
+def test_one_job_has_one_name_in_every_command(cli: Cli) -> None:
+    for words in (["estimate"], ["plan", "--sweep", "1"]):
+        ended = cli(*words, "tinyllama-1.1b", "--gpu", "t4", "--method", "lora", "--seq-len", "128")
+        assert "\ntinyllama-1.1b" in f"\n{ended.out}"
 
 
 def test_a_timeline_is_written_in_three_formats(cli: Cli, model: str, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ def model(shared: Path) -> Path:
     return folder / "model"
 
 
+@pytest.mark.long
 def test_the_number_stands_first_and_is_that_of_solve(cli: Cli) -> None:
     ended = cli("max", *QUESTION)
     solved = json.loads(cli("plan", *QUESTION, "--solve", "micro-batch", "--json").out)
@@ -35,6 +36,7 @@ def test_the_number_stands_first_and_is_that_of_solve(cli: Cli) -> None:
     assert f"--micro-batch {solved['answers'][0]['value']}" in command
 
 
+@pytest.mark.long
 def test_the_document_and_the_function_say_the_same(cli: Cli) -> None:
     document = json.loads(cli("max", *QUESTION, "--json").out)
     found = brim.max("smollm2-135m", gpu="t4", method="lora", seq_len=256)
@@ -65,6 +67,25 @@ def test_where_nothing_fits_the_answer_says_what_would(cli: Cli) -> None:
     assert (document["fits"], document["micro_batch"], document["best"]) == (False, 0, None)
     assert document["missing_bytes"] > 0
     assert document["alternatives"]
+
+
+def test_a_loss_that_was_not_tried_is_named(cli: Cli) -> None:
+    ended = cli("max", "smollm2-135m", "--device", "cpu", "--memory", "4GiB", "--method", "lora", "--seq-len", "256")
+    assert "  - The logits of a micro-batch take about " in ended.out
+    assert "--loss chunked" in ended.out
+
+
+@pytest.mark.long
+def test_a_chunked_loss_holds_more_and_the_command_asks_for_it(cli: Cli) -> None:
+    asked = ("tinyllama-1.1b", "--gpu", "t4", "--method", "lora", "--seq-len", "1024", "--checkpointing", "full")
+    standard = json.loads(cli("max", *asked, "--loss", "standard", "--json").out)
+    document = json.loads(cli("max", *asked, "--json").out)
+    assert document["best"]["loss"] == "chunked"
+    assert document["micro_batch"] > standard["micro_batch"]
+    assert [(each["micro_batch"], each["loss"]) for each in document["others"]] == [(standard["micro_batch"], "standard")]
+    assert "--loss chunked" in document["train_command"]
+    assert "--loss chunked" in document["plan_command"]
+    assert f"{document['micro_batch']} " in cli("max", *asked).out
 
 
 def test_python_keeps_its_own_max() -> None:

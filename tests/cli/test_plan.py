@@ -9,6 +9,7 @@ import pytest
 
 import brim
 from brim.audit.rules import RULES
+from brim.cli.plan import with_flags
 from brim.sizes import MIB
 from tests.planner.measurements import measurement
 
@@ -232,3 +233,23 @@ def test_a_probe_of_something_else_ends_with_one_message_and_code_2(cli: Cli, ti
         assert said in " ".join(ended.err.split())
         assert "Traceback" not in ended.err
         assert not ended.out
+
+
+@pytest.mark.parametrize(
+    ("typed", "flags", "suggested"),
+    [
+        ("--gpu t4", "--gpu t4 --gpus 32 --sharding fsdp", "--gpu t4 --gpus 32 --sharding fsdp"),
+        ("--gpu 2*t4 --seq-len 512", "--gpu b200", "--seq-len 512 --gpu b200"),
+        ("--gpu=t4 --memory 10GiB", "--gpu b200", "--gpu b200"),
+        ("--gpu t4 --memory 10GiB", "--gpu t4 --gpus 4", "--memory 10GiB --gpu t4 --gpus 4"),
+        (
+            "--micro-batch 64 --effective-batch 64 --gpu t4",
+            "--micro-batch 16 --accumulation 4 --effective-batch 64",
+            "--gpu t4 --micro-batch 16 --accumulation 4 --effective-batch 64",
+        ),
+        ("--batch-size 64", "--effective-batch 64 --micro-batch 4", "--effective-batch 64 --micro-batch 4"),
+        ("--per-device-train-batch-size 64", "--micro-batch 4", "--micro-batch 4"),
+    ],
+)
+def test_a_suggested_command_names_each_option_once(typed: str, flags: str, suggested: str) -> None:
+    assert with_flags(f"brim plan model {typed}", flags) == f"brim plan model {suggested}"

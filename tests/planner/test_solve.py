@@ -44,11 +44,19 @@ def test_the_largest_micro_batch_fits_and_one_more_does_not(llama: str) -> None:
 
 
 def test_checkpointing_holds_larger_micro_batches_and_comes_as_the_answer(llama: str) -> None:
-    found = solve(llama, "micro-batch", gpu="1GiB", seq_len=256)
+    found = solve(llama, "micro-batch", gpu="1GiB", seq_len=256, loss="standard")
     best, other = found.answers[0], found.others[0]
     assert (best.kind, other.kind) == ("--checkpointing full", "--checkpointing none")
     assert int(best.value) > int(other.value)
     assert f"--micro-batch {best.value} --checkpointing full" in best.command
+
+
+def test_a_chunked_loss_holds_more_than_the_standard_one_and_comes_first(llama: str) -> None:
+    found = solve(llama, "micro-batch", gpu="1GiB", seq_len=256, checkpointing="none")
+    best, other = found.answers[0], found.others[0]
+    assert (best.kind, other.kind) == ("--loss chunked", "")
+    assert int(best.value) > int(other.value)
+    assert best.command.endswith(f"--micro-batch {best.value} --loss chunked")
 
 
 def test_more_memory_never_gives_a_smaller_micro_batch_or_a_shorter_sequence(llama: str) -> None:

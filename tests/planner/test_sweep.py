@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 from brim.errors import UsageError
 from brim.planner.answers import Sweep
 from brim.planner.sweep import read_values, sweep, verdict_of
+from brim.sizes import format_bytes
 
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 128, "num_attention_heads": 4,
@@ -168,6 +169,21 @@ def test_a_row_that_does_not_fit_names_the_flags_that_make_it_fit(llama: str) ->
     again = sweep(llama, "32", gpu="8GiB", memory=limit, **asked, **flags).rows[0]
     assert again.keeps_margin
     assert f"32: fits with {missing.fits_with}." in str(found)
+
+
+def test_a_row_that_only_the_margin_refuses_says_so(llama: str) -> None:
+    asked: dict[str, Any] = {"seq_len": 256, "gpu": "8GiB"}
+    needed = sweep(llama, "16", checkpointing="full", loss="standard", **asked).rows[0].memory_bytes
+    found = sweep(llama, "2,16", loss="standard", memory=int(needed * 1.01), **asked)
+    row = found.rows[1]
+    assert (row.fits, row.fits_with, row.fits_with_margin) == (False, "--checkpointing full", False)
+    assert row.fits_with_bytes == needed
+    assert f"16: --checkpointing full fits the card ({format_bytes(needed)}), but not the margin" in str(found)
+
+
+def test_adapters_and_the_length_are_in_the_headline_of_a_sweep(llama: str) -> None:
+    found = sweep(llama, "2", gpu="8GiB", seq_len=256, method="lora", lora_rank=4, lora_alpha=12)
+    assert str(found).splitlines()[0].startswith(f"{llama}, lora r=4 alpha=12, 256 tokens, ")
 
 
 @pytest.mark.long

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from brim.cli._output import Column, bar, format_seconds, grid, line_width, table
 from brim.cli._scaling_view import scaling_blocks
 from brim.cli._step_options import source_rows
+from brim.cli.plan import with_flags
 from brim.locale import _, sentences
 from brim.sizes import format_bytes, format_count
 from brim.workload.settings import method_words
@@ -230,7 +231,7 @@ def nothing_fits(plan: Plan | Largest, command_line: str) -> Iterator[Renderable
             tokens=f"{each.speed.tokens_per_second:,.0f}",
         )
         flags, *reasons = each.reasons
-        yield from (f"  {command_line} {flags}", *(f"    {text}" for text in reasons), f"    {figures}")
+        yield from (f"  {with_flags(command_line, flags)}", *(f"    {text}" for text in reasons), f"    {figures}")
 
 
 def _data_line(data: DataReport) -> str:
@@ -272,8 +273,8 @@ def _bar_width() -> int:
 
 def sweep_blocks(found: Sweep) -> Iterator[RenderableType]:
     """One row each."""
-    shared = ", ".join(value for value in found.structure.values() if value not in {"", "none"})
-    yield from (_("{model}, {structure}, on {device}").format(model=found.model, structure=shared, device=found.device), "")
+    text = _("{model}, {structure}, on {device}")
+    yield from (text.format(model=found.model, structure=", ".join(_shared(found.structure)), device=found.device), "")
     has_rates = any(row.learning_rate_factor != 1 or row.learning_rate is not None for row in found.rows)
     headings = {"micro-batch": _("Micro-batch"), "seq-len": _("Length"), "gpu": _("GPU")}
     columns = (
@@ -304,13 +305,36 @@ def assumed(assumptions: tuple[str, ...]) -> Iterator[str]:
         yield from ("", _("Assumed"), *(f"  - {text}" for text in assumptions))
 
 
+def _shared(structure: dict[str, str]) -> Iterator[str]:
+    """What all rows share, in the words of the other headlines."""
+    adapters = {"lora_rank": "r", "lora_alpha": "alpha", "lora_dropout": "dropout"}
+    words = (structure.get("method", ""), *(f"{word}={structure[name]}" for name, word in adapters.items() if name in structure))
+    yield " ".join(words)
+    if "seq_len" in structure:
+        yield _("{shape} tokens").format(
+            shape=" -> ".join(structure[name] for name in ("seq_len", "target_len") if name in structure)
+        )
+    for name, word in structure.items():
+        if name in {"method", "seq_len", "target_len", *adapters} or word in {"", "none", "standard"}:
+            continue
+        yield {
+            "checkpointing": _("checkpointing {word}"), "offload": _("offload {word}"), "loss": _("chunked loss"),
+        }.get(name, "{word}").format(word=word)  # fmt: skip
+
+
 def _what_would_fit(found: Sweep) -> Iterator[str]:
     """Of the rows that do not fit, under which flags they would."""
     missing = [row for row in found.rows if not row.fits]
-    for flags in dict.fromkeys(row.fits_with for row in missing):
-        values = ", ".join(row.value for row in missing if row.fits_with == flags)
-        text = _("{values}: fits with {flags}.") if flags else _("{values}: fits under no structure that may be chosen.")
-        yield from ("", text.format(values=values, flags=flags))
+    for flags, keeps_margin in dict.fromkeys((row.fits_with, row.fits_with_margin) for row in missing):
+        rows = [row for row in missing if (row.fits_with, row.fits_with_margin) == (flags, keeps_margin)]
+        if not flags:
+            text = _("{values}: fits under no structure that may be chosen.")
+        elif keeps_margin:
+            text = _("{values}: fits with {flags}.")
+        else:
+            text = _("{values}: {flags} fits the card ({sizes}), but not the margin that a plan keeps free.")
+        sizes = ", ".join(format_bytes(row.fits_with_bytes) for row in rows if row.fits_with_bytes is not None)
+        yield from ("", text.format(values=", ".join(row.value for row in rows), flags=flags, sizes=sizes))
 
 
 def _sweep_row(row: SweepRow, what: str, *, has_rates: bool) -> list[str]:

@@ -10,8 +10,10 @@ import click
 from brim.cli._command import option, verb
 from brim.cli._output import Column, bar, grid, line_width, note, print_json, show, table, working
 from brim.cli._step_options import DEVICE_OPTIONS, STEP_OPTIONS, from_config, given_settings, source_rows, with_options
+from brim.cli.plan import command_line, with_flags
 from brim.errors import UsageError
 from brim.locale import N_, _, sentences
+from brim.machine.catalogue import generic_gpu, gpus
 from brim.sizes import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -96,7 +98,10 @@ def command(
     elif as_json:
         print_json({"schema": "brim.estimates/1", "estimates": [answer.to_dict() for answer in answers]})
     else:
-        _show(questions, answers, chosen)
+        typed = command_line(model)
+        if where is None:
+            typed = with_flags(typed, f"--gpu {questions[chosen].where.name}")
+        _show(questions, answers, chosen, typed)
     ctx.exit(0 if any(answer.fits for answer in answers) else 1)
 
 
@@ -134,25 +139,34 @@ def _check(answer: Estimate) -> Table:
     return table(columns, rows)
 
 
-def _show(questions: list[Question], answers: list[Estimate], chosen: int) -> None:
-    first, *rest = estimate_blocks(answers[chosen], dict.fromkeys(text for each in answers for text in each.warnings))
+def _show(questions: list[Question], answers: list[Estimate], chosen: int, typed: str) -> None:
+    label = questions[chosen].where.label
+    warnings = dict.fromkeys(text for each in answers for text in each.warnings)
+    first, *rest = estimate_blocks(answers[chosen], warnings, typed)
     show(first)
     if len(answers) > 1:
-        show("", _cards(questions, answers), "", _("On {gpu}:").format(gpu=questions[chosen].where.label))
+        text = _("No GPU was given and none is found here: these are {count} usual cards, and the details are for {gpu}.")
+        show("", text.format(count=len(answers), gpu=label), "", _cards(questions, answers), "", _("On {gpu}:").format(gpu=label))
         rest = rest[1:]
     show(*rest)
 
 
-def estimate_blocks(answer: Estimate, warnings: Iterable[str] | None = None) -> Iterator[RenderableType]:
-    """The whole answer for one device; the headline first. `warnings` are those of all devices that were asked about."""
+def estimate_blocks(answer: Estimate, warnings: Iterable[str] | None = None, typed: str = "") -> Iterator[RenderableType]:
+    """The whole answer for one device; the headline first.
+
+    `warnings` are those of all devices that were asked about; `typed` is the command to which a change that fits is added.
+    """
     yield from (_headline(answer), "", _kinds(answer), "", grid(_facts(answer), indent=0))
     if answer.check is not None:
         yield from ("", _check(answer))
     for warning in answer.warnings if warnings is None else warnings:
         yield from ("", _("Warning: {text}").format(text=warning))
     yield from ("", _("Assumed"), *(f"  - {text}" for text in answer.assumptions))
-    if answer.saving is not None:
-        yield from ("", _saving(answer.saving, fits_now=answer.fits))
+    saving = answer.saving
+    if saving is not None:
+        yield from ("", _saving(saving, fits_now=answer.fits))
+        if typed and saving.fits and not answer.fits:
+            yield f"  {with_flags(typed, _flags(saving))}"
 
 
 def _headline(answer: Estimate) -> str:
@@ -185,7 +199,14 @@ def _headline(answer: Estimate) -> str:
         words.append(f"{settings.sharding} x {settings.ranks}")
     if settings.offload != "none":
         words.append(_("offload {word}").format(word=settings.offload))
-    return ", ".join(words)
+    return _("{what}, on {where}").format(what=", ".join(words), where=_label(answer))
+
+
+def _label(answer: Estimate) -> str:
+    """The device as a person writes it."""
+    if answer.device == "cpu":
+        return _("the CPU")
+    return next((gpu.label for gpu in gpus() if gpu.name == answer.device), None) or generic_gpu(answer.limit_bytes).label
 
 
 def _cards(questions: list[Question], answers: list[Estimate]) -> Table:
@@ -262,12 +283,19 @@ def _facts(answer: Estimate) -> list[tuple[str, str]]:
 
 
 def _saving(saving: Saving, *, fits_now: bool) -> str:
-    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in saving.change.items())
-    opening = (
-        _("Saves most, and leaves the optimizer step as it is:") if saving.same_step else _("Saves most, by another recipe:")
-    )
+    if saving.fits and not fits_now and not saving.same_step:
+        opening = _("Fits with another recipe:")
+    elif saving.same_step:
+        opening = _("Saves most, and leaves the optimizer step as it is:")
+    else:
+        opening = _("Saves most, by another recipe:")
     text = _("{flags}: {saved} less, {total} needed.").format(
-        flags=flags, saved=format_bytes(saving.saved_bytes), total=format_bytes(saving.smallest_surviving_limit_bytes)
+        flags=_flags(saving), saved=format_bytes(saving.saved_bytes), total=format_bytes(saving.smallest_surviving_limit_bytes)
     )
-    verdict = "" if fits_now else _("It then fits.") if saving.fits else _("It still does not fit.")
+    is_said = fits_now or (saving.fits and not saving.same_step)
+    verdict = "" if is_said else _("It then fits.") if saving.fits else _("It still does not fit.")
     return sentences(opening, text, verdict)
+
+
+def _flags(saving: Saving) -> str:
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in saving.change.items())

@@ -74,6 +74,8 @@ def largest_blocks(found: Largest, typed: str = "") -> Iterator[RenderableType]:
     if found.others:
         yield from ("", _("Otherwise"), *(f"  {_other(each)}" for each in found.others))
     yield from ("", _("Train with it"), f"  {found.train_command}")
+    if found.hints:
+        yield from ("", _("Would help"), *(f"  - {text}" for text in found.hints))
     yield from assumed(found.assumptions)
 
 
@@ -91,6 +93,8 @@ def _other(each: Candidate) -> str:
     words = [_("checkpointing {word}").format(word=each.checkpointing)]
     if each.world_size > 1:
         words.append(each.sharding)
+    if each.loss == "chunked":
+        words.append(_("chunked loss"))
     text = _("micro-batch {size} with {how}").format(size=each.micro_batch, how=", ".join(words))
     if each.memory is None or each.speed is None:
         return text

@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from brim.cli._aliases import BATCH_NAMES, TOKENIZER_NAMES
+from brim.cli._aliases import BATCH_NAMES, TOKENIZER_NAMES, in_our_spelling
 from brim.cli._command import Size, option, verb
 from brim.cli._numbers import POSITIVE, Number
 from brim.cli._output import note, print_json, show
@@ -29,7 +30,7 @@ from brim.errors import UsageError
 from brim.locale import N_, _
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from brim.records import Plan
 
@@ -299,3 +300,33 @@ def command_line(model: str) -> str:
     """What was typed, so that an answer can be appended to it."""
     words, verb_name = sys.argv[1:], click.get_current_context().info_name or "plan"
     return shlex.join(["brim", *words]) if words[:1] == [verb_name] else shlex.join(["brim", verb_name, model])
+
+
+def with_flags(typed: str, flags: str) -> str:
+    """The command with these options and their values, each option once.
+
+    Another GPU replaces --memory and --device too: they described the first one.
+    """
+    words, suggested = in_our_spelling(shlex.split(typed), command.params), shlex.split(flags)
+    values = dict(zip(suggested[::2], suggested[1::2], strict=True))
+    replaced = set(values)
+    if "--gpu" in values and _value_of("--gpu", words) != values["--gpu"]:
+        replaced |= {"--memory", "--device"}
+    return shlex.join([*_without(words, replaced), *suggested])
+
+
+def _value_of(flag: str, words: list[str]) -> str | None:
+    """The last value that a command gives an option."""
+    found = [word.removeprefix(f"{flag}=") for word in words if word.startswith(f"{flag}=")]
+    found += [value for word, value in pairwise(words) if word == flag]
+    return found[-1] if found else None
+
+
+def _without(words: list[str], flags: set[str]) -> Iterator[str]:
+    """The words of a command but for these options and their values."""
+    left = iter(words)
+    for word in left:
+        if word in flags:
+            next(left, None)
+        elif word.partition("=")[0] not in flags:
+            yield word

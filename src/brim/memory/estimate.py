@@ -128,7 +128,7 @@ class Question:
             )
             raise UnsupportedError(text, hint=_("Build it in Python and give the module: brim.estimate(module)."))
         filled = fill(settings, found, where)
-        name = found.name if isinstance(found, Model) else type(found).__name__
+        name = found.given if isinstance(found, Model) else type(found).__name__
         return cls(name, found, filled, settings, where, step, cache)
 
     def answer(self, held: dict[Any, Held] | None = None) -> Estimate:

@@ -40,7 +40,11 @@ class SweepRow:
     verdict: Verdict
     reason: str
     fits_with: str = ""
-    """Of a row that does not fit: the flags of the simplest structure under which it does, beside its margin; empty where none does."""
+    """Of a row that does not fit: the flags of the simplest structure under which it does; empty where none does."""
+    fits_with_bytes: Bytes | None = None
+    """What it then needs; None where no structure fits."""
+    fits_with_margin: bool = True
+    """Whether it then leaves the margin free too."""
     keeps_margin: bool
     """Whether what is predicted leaves the margin free, as a plan demands."""
     steps_per_epoch: PositiveInt | None = None
@@ -76,7 +80,8 @@ class Sweep(Record):
     """Whether any row does."""
     rows: tuple[SweepRow, ...]
     structure: dict[str, str] = field(default_factory=dict)
-    """What all rows share: method, precision, checkpointing, attention, optimizer, sharding, offload."""
+    """What all rows share: method with the rank and alpha of its adapters, precision, checkpointing, attention, optimizer, loss, sharding,
+    offload, and the length unless that is swept."""
     from_batch: PositiveInt
     """The effective batch that the learning rate belongs to: as said, else that of the first row."""
     reasons: tuple[str, ...] = ()
@@ -168,6 +173,8 @@ class Largest(Record):
     """What to type to train with it; empty where nothing fits."""
     plan_command: str = ""
     """What to type to see the whole plan."""
+    hints: tuple[str, ...] = ()
+    """What was not tried, and would help."""
     assumptions: tuple[str, ...] = ()
     elapsed_seconds: Seconds = 0.0
     brim_version: str = ""

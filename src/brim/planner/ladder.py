@@ -25,6 +25,7 @@ _SHARDINGS = ("none", "ddp", "zero2", "fsdp")
 """Of the engines, those that differ in what they hold: everything, all but the optimizer's state and gradients, shards only."""
 _OFFLOADS = ("none", "optimizer", "parameters")
 _CHOSEN = ("method", "checkpointing", "optimizer", "sharding", "offload")
+_ADAPTERS = ("lora_rank", "lora_alpha", "lora_dropout")
 _SHARED = ("method", "precision", "checkpointing", "attention", "optimizer", "sharding", "offload")
 
 
@@ -62,9 +63,11 @@ def option_of(request: Request, settings: Settings) -> Option:
 
 
 def described(option: Option) -> dict[str, str]:
-    """A structure in the words of the command line."""
-    named = {name: str(getattr(option.settings, name)) for name in _SHARED}
-    return {**named, "attention": option.attention}
+    """A structure in the words of the command line; adapters with their rank and alpha."""
+    settings = option.settings
+    named = {name: str(getattr(settings, name)) for name in _SHARED}
+    adapters = {name: str(value) for name in _ADAPTERS if (value := getattr(settings, name))}
+    return {**named, "attention": option.attention, "loss": settings.loss, **adapters}
 
 
 def same_kind(request: Request, like: Settings) -> Settings:

@@ -10,6 +10,7 @@ from brim.planner.answers import Largest
 from brim.planner.command import command_of, flags_of, model_name
 from brim.planner.nearest import missing_bytes, nearest_that_fit
 from brim.planner.plan import candidate_of, machine_of, workload_of
+from brim.planner.reasons import hints_of
 from brim.planner.request import make_request
 from brim.planner.search import Found
 from brim.planner.solve import chosen, largest_fits
@@ -65,6 +66,7 @@ def max(model: str | os.PathLike[str] | Model, **asked: Any) -> Largest:  # noqa
             asked,
             **({"micro_batch": first.size, **chosen(first.option.settings, first.request)} if first is not None else {}),
         ),
+        hints=tuple(hints_of(about, first.pick if first is not None else None)),
         assumptions=tuple(dict.fromkeys((*about.assumptions, *about.where.assumptions))),
         elapsed_seconds=round(time.perf_counter() - began, 3),
         brim_version=__version__,

@@ -19,7 +19,6 @@ from brim.records import Candidate, DataReport, Plan, SpeedPrediction
 from brim.version import __version__
 from brim.workload.lengths import fixed_lengths
 from brim.workload.records import Workload
-from brim.workload.resolve import Model
 from brim.workload.settings import settings_to_name
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from brim.records.predictions import Source
     from brim.workload.lengths import Lengths
     from brim.workload.reading import Given
+    from brim.workload.resolve import Model
 
 _INTEGER_BYTES = 8
 _TENSORS_OF_A_BATCH = 3
@@ -239,9 +239,8 @@ def workload_of(request: Request, found: Found) -> Workload:
     """The promise: nothing of the machine is in it, but where the recipe itself was allowed to vary."""
     base = found.best.option.settings if found.best is not None else request.base
     lengths = request.lengths
-    name = request.question.model.given if isinstance(request.question.model, Model) else request.question.name
     return Workload(
-        model=name,
+        model=request.question.name,
         task=base.task or "causal-lm",
         effective_batch=request.effective_batch,
         max_length=request.length,

@@ -88,7 +88,9 @@ def _why_micro_batch(request: Request, pick: Pick) -> str:
     if larger is None:
         return _("One micro-batch holds the whole share of a GPU: nothing is accumulated.")
     if not option.fits(larger):
-        return _("Micro-batch {larger} does not fit any more.").format(larger=larger.micro_batch)
+        return _("Micro-batch {larger}, the next size that needs fewer micro-batches, does not fit.").format(
+            larger=larger.micro_batch
+        )
     share = option.seconds(larger) / pick.seconds - 1
     return _("Micro-batch {larger} would fit, and is predicted {share:.1%} slower.").format(
         larger=larger.micro_batch, share=share

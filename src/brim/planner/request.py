@@ -365,11 +365,16 @@ def _margin(asked: str | float | None, where: Where, ranks: int) -> Margin:
             _("10 percent, because the estimate is for an NVIDIA card of the usual kind, and this one is another or unknown"),
         )
     elif ranks > 1:
-        share, why = _MARGINS["group"], _("8 percent, because on several GPUs estimates have been off by up to 6, once by more")
+        share, why = (
+            _MARGINS["group"],
+            _("8 percent, because on several GPUs estimates and measurements differed by up to 6 percent, once by more"),
+        )
     else:
         share, why = (
             _MARGINS["cuda"],
-            _("5 percent, because estimates have been off by 1 at the median, and by more for one run in ten"),
+            _(
+                "5 percent, because estimates and measurements differed by 1 percent at the median, and by more for one run in ten"
+            ),
         )
     return Margin(int(share * where.limit_bytes), why)
 

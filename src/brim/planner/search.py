@@ -42,8 +42,8 @@ LARGE_LOGITS = 0.10
 """Of the limit: from here on a chunked loss is worth a look."""
 LOGITS_BYTES = 10
 """For each logit of a micro-batch, at the peak: half precision, float32, and the gradient of that."""
-MOST_LOGITS_BYTES = 16
-"""The same, at most: as the model makes it, in float32, its softmax and its gradient."""
+MOST_LOGITS_BYTES = 20
+"""The same, at most: as the model makes it, in float32, its softmax and both gradients are 16; the allocator's rounding made it 17."""
 _OFFLOADED_BYTES = 16
 """Per parameter on the host: float32 weight, gradient and two moments (DeepSpeed's own estimators, zero/stage_1_and_2.py and stage3.py)."""
 _PAGED_BYTES = 2

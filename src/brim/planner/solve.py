@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from brim.errors import UsageError
+from brim.errors import BrimError, UsageError
 from brim.locale import _
 from brim.memory.ahead import trace_ahead
 from brim.memory.compatibility import longest_position
@@ -23,7 +23,8 @@ from brim.planner.option import Option, Sampler
 from brim.planner.plan import speed_of
 from brim.planner.rates import rates_of
 from brim.planner.request import Request, make_request
-from brim.planner.search import Pick
+from brim.planner.search import LARGE_LOGITS, Pick, logits_bytes
+from brim.planner.space import may_chunk
 from brim.sizes import format_bytes
 from brim.step.cuts import Cut
 from brim.version import __version__
@@ -172,12 +173,14 @@ def kind_of(settings: Settings, request: Request) -> str:
     words = [] if "checkpointing" in request.pinned else [f"--checkpointing {settings.checkpointing}"]
     if settings.ranks > 1 and "sharding" not in request.pinned:
         words.append(f"--sharding {settings.sharding}")
+    if settings.loss == "chunked" and "loss" not in request.pinned:
+        words.append("--loss chunked")
     return " ".join(words)
 
 
 def chosen(settings: Settings, request: Request) -> dict[str, Any]:
     """The same as keywords of `brim.plan`."""
-    names = ("checkpointing", "sharding") if settings.ranks > 1 else ("checkpointing",)
+    names = ["checkpointing", *(["sharding"] if settings.ranks > 1 else []), *(["loss"] if settings.loss == "chunked" else [])]
     return {name: getattr(settings, name) for name in names if name not in request.pinned}
 
 
@@ -251,17 +254,48 @@ def largest_fits(model: Any, asked: dict[str, Any]) -> tuple[Request, list[Large
     most = min(LARGEST_MICRO_BATCH, 10**9 // max(request.length, request.base.target_len or 1))
     if asked.get("effective_batch") is not None:
         most = min(most, -(-asked["effective_batch"] // (request.base.ranks * accumulation)))
-    found = []
-    for option in _options(request):
-        size = largest_that(lambda number, of=option: of.fits(Cut(number, accumulation, ())), most, first=2)  # type: ignore[misc]
-        if not size:
-            continue
-        of_size = make_request(request.question.model, **{**bare, "data": request.data, "tokenizer": None}, micro_batch=size)
-        option = Option(of_size, option.settings, Sampler(of_size), rates_of(of_size.where, of_size.host_cores))
-        option.trace()
-        found.append(LargestFit(size, most, option))
-        option.keep()
+    known = {**bare, "data": request.data, "tokenizer": None}
+
+    def of_size(size: int) -> Request:
+        return make_request(request.question.model, **known, micro_batch=size)
+
+    listed = _options(request)
+    found = [fit for option in listed if (fit := _largest_fit(option, most, of_size)) is not None]
+    if listed:
+        # Every micro-batch with a chunked loss takes a trace of its own: only the structure that holds most is tried with it.
+        largest = max(found, key=lambda fit: fit.size, default=None)
+        option, size = (largest.option, largest.size) if largest is not None else (listed[-1], 0)
+        chunked = _largest_with_chunked_loss(option, most, of_size, size)
+        found += [chunked] if chunked is not None else []
     return request, sorted(found, key=lambda fit: (-fit.size, speed_of(fit.request, fit.pick).step_seconds))
+
+
+def _largest_fit(option: Option, most: int, of_size: Callable[[int], Request], *, first: int = 2) -> LargestFit | None:
+    """The largest micro-batch of one structure; None where not even one sequence fits."""
+    accumulation = option.request.cuts[0].accumulation
+    size = largest_that(lambda number: option.fits(Cut(number, accumulation, ())), most, first=first)
+    if not size:
+        return None
+    request = of_size(size)
+    sized = Option(request, option.settings, Sampler(request), rates_of(request.where, request.host_cores))
+    sized.trace()
+    sized.keep()
+    return LargestFit(size, most, sized)
+
+
+def _largest_with_chunked_loss(option: Option, most: int, of_size: Callable[[int], Request], size: int) -> LargestFit | None:
+    """The same structure with a chunked loss, where that holds more than `size`: the optimizer step is the same."""
+    request = option.request
+    if size >= most or not may_chunk(request.pinned, request.base, request.question.model, request.where):
+        return None
+    if logits_bytes(request, max(1, size)) <= LARGE_LOGITS * request.where.limit_bytes:
+        return None
+    chunked = option.with_settings(replace(option.settings, loss="chunked"))
+    try:
+        fit = _largest_fit(chunked, most, of_size, first=max(2, size))
+    except BrimError:  # a model without a plain head
+        return None
+    return fit if fit is not None and fit.size > size else None
 
 
 def _micro_batch(model: Any, asked: dict[str, Any]) -> Found:

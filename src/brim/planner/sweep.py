@@ -27,8 +27,9 @@ from brim.version import __version__
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from brim.planner.option import Option
     from brim.step.cuts import Cut
     from brim.workload.resolve import Model
     from brim.workload.settings import Settings
@@ -68,7 +69,7 @@ def sweep(
         pick = _pick(request, same_kind(request, like))
         picks.append(pick)
         row = _row(request, pick, value)
-        rows.append(row if row.fits else replace(row, fits_with=_fits_with(request, pick)))
+        rows.append(row if row.fits else _with_structure_that_fits(row, request, pick))
     first = requests[0]
     from_batch = first.from_batch or rows[0].effective_batch
     made = [_followed(row, picks[0], from_batch, first.learning_rate) for row in _against_first(rows)]
@@ -78,7 +79,7 @@ def sweep(
         what=what,
         fits=any(row.fits for row in made),
         rows=tuple(made),
-        structure=described(picks[0].option) | _differing(picks),
+        structure=described(picks[0].option) | _differing(picks) | _lengths(what, first),
         from_batch=from_batch,
         reasons=tuple(_reasons(what, first, made, chosen_for)),
         assumptions=tuple(dict.fromkeys((*first.assumptions, *(note for each in requests for note in each.where.assumptions)))),
@@ -175,8 +176,23 @@ def _pick(request: Request, settings: Settings) -> Pick:
     return pick
 
 
-def _fits_with(request: Request, shown: Pick) -> str:
-    """The flags that make a row fit, where any structure does."""
+def _with_structure_that_fits(row: SweepRow, request: Request, shown: Pick) -> SweepRow:
+    """The row with the flags under which it fits: the simplest that keeps the margin, else the simplest that the card holds."""
+    above_margin: SweepRow | None = None
+    for changed, option, cut in _other_structures(request, shown):
+        needed = option.device_bytes(cut)
+        if needed > request.where.limit_bytes:
+            continue
+        keeps_margin = option.surely_fits(cut)
+        fitting = replace(row, fits_with=shlex.join(flags_of(changed)), fits_with_bytes=needed, fits_with_margin=keeps_margin)
+        if keeps_margin:
+            return fitting
+        above_margin = above_margin or fitting
+    return above_margin or row
+
+
+def _other_structures(request: Request, shown: Pick) -> Iterator[tuple[dict[str, Any], Option, Cut]]:
+    """Simplest first: what changes against the structure that is shown, the structure, and its fastest slices."""
     listed = ladder(request)
     if may_chunk(request.pinned, request.base, request.question.model, request.where):
         listed += [replace(settings, loss="chunked") for settings in listed]
@@ -184,14 +200,19 @@ def _fits_with(request: Request, shown: Pick) -> str:
         changed = {
             name: getattr(settings, name) for name in _FREE if getattr(settings, name) != getattr(shown.option.settings, name)
         }
+        if not changed:
+            continue
         try:
             option = option_of(request, settings)
-            cut = request.cuts[0] if len(request.cuts) == 1 else option.fastest()
-            if changed and cut is not None and option.surely_fits(cut):
-                return shlex.join(flags_of(changed))
+            yield changed, option, request.cuts[0] if len(request.cuts) == 1 else option.fastest() or request.cuts[0]
         except BrimError:
             continue
-    return ""
+
+
+def _lengths(what: Swept, request: Request) -> dict[str, str]:
+    """The length that all rows share."""
+    target = request.base.target_len
+    return {} if what == "seq-len" else {"seq_len": str(request.length)} | ({"target_len": str(target)} if target else {})
 
 
 def _row(request: Request, pick: Pick, value: str) -> SweepRow:
@@ -258,6 +279,14 @@ def _differing(picks: list[Pick]) -> dict[str, str]:
     return {name: ", ".join(dict.fromkeys(words)) for name, words in found.items() if len(set(words)) > 1}
 
 
+def _grows(accumulation: int, ranks: int) -> str:
+    if ranks > 1:
+        text = _("Accumulation is held at {count} on {ranks} GPUs, so the effective batch grows with the micro-batch.")
+    else:
+        text = _("Accumulation is held at {count}, so the effective batch grows with the micro-batch.")
+    return text.format(count=accumulation, ranks=ranks)
+
+
 def _reasons(what: Swept, first: Request, rows: list[SweepRow], chosen: _Chosen) -> list[str]:
     row = rows[chosen.index]
     if chosen.fits:
@@ -273,9 +302,7 @@ def _reasons(what: Swept, first: Request, rows: list[SweepRow], chosen: _Chosen)
             effective=first.effective_batch
         )
     else:
-        held = _("Every step has {count} micro-batches on each of {ranks} GPUs, so the effective batch grows.").format(
-            count=row.accumulation, ranks=first.base.ranks
-        )
+        held = _grows(row.accumulation, first.base.ranks)
     margin = _("A plan keeps {margin} free: {because}.").format(
         margin=format_bytes(first.margin.bytes), because=first.margin.because
     )
