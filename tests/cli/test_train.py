@@ -14,7 +14,7 @@ from brim.records import RunCard, TrainingResult
 from brim.step.checker import check_ledger
 from brim.step.ledger import read_ledger
 from brim.trainer import train
-from brim.trainer.words import product
+from brim.trainer.words import product, promise
 from brim.workload.embedded import data_file, write_model
 from tests.conftest import Cli, Finished, once
 
@@ -234,7 +234,8 @@ def test_a_pinned_micro_batch_that_does_not_fit_is_refused_with_its_bytes(
         (("--max-length", "8", "--seq-len", "9"), "to different values"),
         (("--probe", "x", "--no-probe"), "contradict"),
         (("--adam-beta2", "0.95", "--optimizer", "lion"), "--adam-beta2: these belong to AdamW"),
-        (("--columns", "question"), "source=COLUMN,target=COLUMN"),
+        (("--columns", "question"), "'question' is not MEANING=COLUMN. Example: prompt=question,response=answer."),
+        (("--columns", "prompt=q,prompt=r"), "'prompt=q,prompt=r' gives a meaning twice."),
         (("--sharding", "fsdp"), "--gpus N"),
         (("--plan", "nowhere.json"), "nowhere.json"),
         (("--epochs", "0"), "--epochs"),
@@ -251,6 +252,20 @@ def test_a_wrong_wish_is_told_before_anything_is_written(
     assert ended.code == 2
     assert told in ended.err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        (((1, 6),), "kept in all 2 steps that the ledger records, of 8. The ledger has no record of 6 earlier steps: it was deleted or damaged."),
+        (((3, 3),), "kept in all 2 steps that the ledger records, of 8. The ledger has no record of 1 earlier step: it was deleted or damaged."),
+    ],
+)  # fmt: skip
+def test_steps_without_a_record_are_told_apart_from_steps_that_were_not_taken(lost: Any, said: str) -> None:
+    result = TrainingResult(
+        folder="r", finished=True, steps=2, total_steps=8, effective_batch=4, promise_kept=True, lost_steps=lost
+    )
+    assert promise(result) == said
 
 
 def test_two_trainings_in_one_folder_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
