@@ -19,6 +19,7 @@ from brim.step.checker import check_ledger
 from brim.step.ledger import read_ledger
 from brim.trainer import disk, manifest
 from brim.trainer.beforehand import bytes_on_disk
+from brim.trainer.run_records import RunRecords, copied_to_cache
 from brim.trainer.verifying import TellReading, where_it_resumes
 from brim.workload.embedded import data_file, write_model
 from tests.conftest import Cli, once
@@ -323,6 +324,44 @@ def test_a_disk_that_is_smaller_than_the_model_is_refused(made: Path, tmp_path: 
 
 
 # Deleted while it trains.
+
+
+def test_records_of_a_deleted_folder_come_from_the_copy(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text("{}", encoding="utf-8")
+    with copied_to_cache(run):
+        shutil.rmtree(run)
+        records = RunRecords.of(run)
+        assert records.text("run.json") == "{}"
+        assert records.restore()
+        assert not records.restore()
+    assert (run / "run.json").read_text(encoding="utf-8") == "{}"
+    shutil.rmtree(run)
+    assert RunRecords.of(run).text("run.json") is None, "the copy goes with the run that needed it"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("waits", [0.0, 3.0])
+def test_a_run_whose_folder_is_deleted_before_its_first_step_goes_on(made: Path, tmp_path: Path, waits: float) -> None:
+    run = tmp_path / "gone"
+    arguments = [str(made / "model"), "--data", str(made / "rows.jsonl"), *ASKED, "--max-steps", "4", "--save-steps", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "brim", "train", *arguments, "-o", str(run)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+    try:
+        while process.poll() is None and not (run / "run.json").is_file():
+            time.sleep(0.02)
+        time.sleep(waits)
+        shutil.rmtree(run)
+        out, err = process.communicate(timeout=240)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert f"brim: {run} was deleted" in err
+    assert "kept: 4 of 4 steps" in out
+    assert (run / "run.json").is_file()
+    assert [entry.step for entry in read_ledger(run / "ledger.jsonl").steps] == list(range(1, 5))
 
 
 @pytest.mark.long

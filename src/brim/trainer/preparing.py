@@ -39,7 +39,7 @@ from brim.trainer.noise import noise_notes
 from brim.trainer.planning import Planning, effective_batch_of, estimate_of, lengths_of, timeline_of
 from brim.trainer.ranks import World
 from brim.trainer.recipes import recipe_of
-from brim.trainer.request import TrainRequest
+from brim.trainer.request import PROBE_FILE, TrainRequest
 from brim.trainer.slicing import budgets_of, foresee
 from brim.trainer.versions import versions
 from brim.workload.settings import recorded_alpha
@@ -74,7 +74,7 @@ class Prepared:
 
         folder.mkdir(parents=True, exist_ok=True)
         self.plan.write(folder / "plan.json")
-        for record, name in ((self.probe, "probe.json"), (self.verification, "verify.json")):
+        for record, name in ((self.probe, PROBE_FILE), (self.verification, "verify.json")):
             if record is not None:
                 record.write(folder / name)
         if self.timeline is not None:

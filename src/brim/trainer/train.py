@@ -19,6 +19,7 @@ from brim.machine.screen import say as say_on_screen, without_hangup
 from brim.records import Launcher, Ledger, RunCard, TrainingResult
 from brim.trainer.ranks import World
 from brim.trainer.request import LEDGER_FILE, PREPARED_FILES, RUN_FILE, TrainRequest, read_request
+from brim.trainer.run_records import copied_to_cache
 from brim.workload.reading import sources_of
 
 if TYPE_CHECKING:
@@ -154,7 +155,8 @@ def written(folder: Path, prepared: Any) -> Iterator[None]:
     try:
         make_folder(folder)
         prepared.write(folder)
-        yield
+        with copied_to_cache(folder):
+            yield
     except BrimError as error:
         is_new = before is None and not (folder / LEDGER_FILE).exists()
         if is_new and not any(folder.glob("checkpoint-*")):
