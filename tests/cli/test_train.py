@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from brim.records import RunCard, TrainingResult
 from brim.step.checker import check_ledger
 from brim.step.ledger import read_ledger
 from brim.trainer import train
+from brim.trainer.train import _sums
 from brim.trainer.words import product, promise
 from brim.workload.embedded import data_file, write_model
 from tests.conftest import Cli, Finished, once
+from tests.step.ledgers import HEADER, in_memory, step_of
 
 QUICK = ("--device", "cpu", "--workers", "0", "--no-probe", "--no-verify", "--precision", "fp32")
 
@@ -252,6 +255,13 @@ def test_a_wrong_wish_is_told_before_anything_is_written(
     assert ended.code == 2
     assert told in ended.err
     assert not (tmp_path / "run").exists()
+
+
+def test_the_measured_memory_is_that_of_the_steps_that_were_predicted() -> None:
+    entries = [step_of(number, peak_reserved_bytes=size) for number, size in ((1, 900), (2, 800), (3, 500), (4, 600))]
+    assert _sums(in_memory(*entries), 4)["peak_bytes"] == 900
+    resumed = replace(HEADER, resumed_from_step=2)
+    assert _sums(in_memory(*entries, headers=(HEADER, resumed)), 4)["peak_bytes"] == 600
 
 
 @pytest.mark.parametrize(

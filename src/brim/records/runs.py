@@ -277,7 +277,7 @@ class TrainingResult(Record):
     padding: NonNegative = 0.0
     """Share of the computed tokens."""
     peak_bytes: Bytes | None = None
-    """GPU: reserved by the allocator."""
+    """Of the steps since the run was last resumed. GPU: reserved by the allocator."""
     predicted_bytes: Bytes | None = None
     """GPU: with the CUDA context and the workspaces outside the allocator, as `memory_limit_bytes` counts."""
     predicted_reserved_bytes: Bytes | None = None
