@@ -16,7 +16,7 @@ from brim.step.checker import check_ledger
 from brim.step.ledger import read_ledger
 from brim.trainer import train
 from brim.trainer.train import _sums
-from brim.trainer.words import product, promise
+from brim.trainer.words import banner, product, promise
 from brim.workload.embedded import data_file, write_model
 from tests.conftest import Cli, Finished, once
 from tests.step.ledgers import HEADER, in_memory, step_of
@@ -199,6 +199,9 @@ def test_names_of_the_trainer_are_kept_in_the_card(model: Path, rows: Path, tmp_
     assert (recipe.warmup_steps, card.total_steps) == (3, 5)
     assert card.options.run_name == "mine"
     assert any("--run-name" in words for words in card.not_in_force)
+    for tokens, is_in_row in ((10_000, True), (100, False)):  # where much is cut, a note has the figures
+        data = replace(card.data, cut=3, cut_tokens=5, tokens=tokens)
+        assert ("sequences cut: 3 (tokens lost: 5)" in dict(banner(replace(card, data=data)))["Data"]) == is_in_row
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -115,14 +115,14 @@ def _data(card: RunCard) -> str:
     parts += _cut(card.data) if not card.data.is_much_cut else []  # else a note has the figures
     if card.evaluation_sequences:
         parts.append(_("{count:,} to evaluate on").format(count=card.evaluation_sequences))
-    parts += _cut(card.evaluation) if card.evaluation is not None else []
+        parts += _cut(card.evaluation) if card.evaluation is not None else []
     if card.data.skipped:
         parts.append(_("{count:,} bad rows were left out").format(count=card.data.skipped))
     return "; ".join(parts)
 
 
 def _cut(data: DataCard) -> list[str]:
-    text = _("{count:,} were cut ({tokens:,} tokens lost)")
+    text = _("sequences cut: {count:,} (tokens lost: {tokens:,})")
     return [text.format(count=data.cut, tokens=data.cut_tokens)] if data.cut else []
 
 
