@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from brim.records import RunCard, TrainingResult
 from brim.step.checker import check_ledger
 from brim.step.ledger import read_ledger
 from brim.trainer import train
-from brim.trainer.words import product
+from brim.trainer.train import _sums
+from brim.trainer.words import banner, product, promise
 from brim.workload.embedded import data_file, write_model
 from tests.conftest import Cli, Finished, once
+from tests.step.ledgers import HEADER, in_memory, step_of
 
 QUICK = ("--device", "cpu", "--workers", "0", "--no-probe", "--no-verify", "--precision", "fp32")
 
@@ -196,6 +199,9 @@ def test_names_of_the_trainer_are_kept_in_the_card(model: Path, rows: Path, tmp_
     assert (recipe.warmup_steps, card.total_steps) == (3, 5)
     assert card.options.run_name == "mine"
     assert any("--run-name" in words for words in card.not_in_force)
+    for tokens, is_in_row in ((10_000, True), (100, False)):  # where much is cut, a note has the figures
+        data = replace(card.data, cut=3, cut_tokens=5, tokens=tokens)
+        assert ("sequences cut: 3 (tokens lost: 5)" in dict(banner(replace(card, data=data)))["Data"]) == is_in_row
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -234,7 +240,8 @@ def test_a_pinned_micro_batch_that_does_not_fit_is_refused_with_its_bytes(
         (("--max-length", "8", "--seq-len", "9"), "to different values"),
         (("--probe", "x", "--no-probe"), "contradict"),
         (("--adam-beta2", "0.95", "--optimizer", "lion"), "--adam-beta2: these belong to AdamW"),
-        (("--columns", "question"), "source=COLUMN,target=COLUMN"),
+        (("--columns", "question"), "'question' is not MEANING=COLUMN. Example: prompt=question,response=answer."),
+        (("--columns", "prompt=q,prompt=r"), "'prompt=q,prompt=r' gives a meaning twice."),
         (("--sharding", "fsdp"), "--gpus N"),
         (("--plan", "nowhere.json"), "nowhere.json"),
         (("--epochs", "0"), "--epochs"),
@@ -251,6 +258,27 @@ def test_a_wrong_wish_is_told_before_anything_is_written(
     assert ended.code == 2
     assert told in ended.err
     assert not (tmp_path / "run").exists()
+
+
+def test_the_measured_memory_is_that_of_the_steps_that_were_predicted() -> None:
+    entries = [step_of(number, peak_reserved_bytes=size) for number, size in ((1, 900), (2, 800), (3, 500), (4, 600))]
+    assert _sums(in_memory(*entries), 4)["peak_bytes"] == 900
+    resumed = replace(HEADER, resumed_from_step=2)
+    assert _sums(in_memory(*entries, headers=(HEADER, resumed)), 4)["peak_bytes"] == 600
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        (((1, 6),), "kept in all 2 steps that the ledger records, of 8. The ledger has no record of 6 earlier steps: it was deleted or damaged."),
+        (((3, 3),), "kept in all 2 steps that the ledger records, of 8. The ledger has no record of 1 earlier step: it was deleted or damaged."),
+    ],
+)  # fmt: skip
+def test_steps_without_a_record_are_told_apart_from_steps_that_were_not_taken(lost: Any, said: str) -> None:
+    result = TrainingResult(
+        folder="r", finished=True, steps=2, total_steps=8, effective_batch=4, promise_kept=True, lost_steps=lost
+    )
+    assert promise(result) == said
 
 
 def test_two_trainings_in_one_folder_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

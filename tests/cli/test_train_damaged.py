@@ -14,14 +14,16 @@ from typing import Any
 
 import pytest
 
+from brim.cli._verify_view import show_run
 from brim.errors import UsageError
-from brim.records import RunCard, RunCheck
+from brim.records import FileDamage, PartCheck, RunCard, RunCheck
 from brim.step.checker import check_ledger
 from brim.step.ledger import read_ledger
 from brim.trainer import disk, manifest
 from brim.trainer.beforehand import bytes_on_disk
 from brim.trainer.evaluations import read_evaluations
 from brim.trainer.request import EVALUATIONS_FILE
+from brim.trainer.run_records import RunRecords, copied_to_cache
 from brim.trainer.running import RunTrainer
 from brim.trainer.verifying import TellReading, where_it_resumes
 from brim.workload.embedded import data_file, write_model
@@ -81,7 +83,8 @@ def test_a_run_is_whole_until_one_bit_of_it_changes(run: Path, cli: Cli) -> None
     assert "model: model.safetensors is not as it was written: its bytes have changed." in ended.out
     assert "checkpoint-6: optimizer.pt is not as it was written: its bytes have changed." in ended.out
     assert (
-        f"Damaged: model, checkpoint-6. `brim train --resume {run}` continues from the last checkpoint that is not" in ended.out
+        f"Damaged: model, checkpoint-6. `brim train --resume {run}` continues from checkpoint-4 and saves the model again."
+        in " ".join(ended.out.split())
     )
     ended = cli("verify", "--run", str(run), "--json", "--lang", "zh_CN")
     assert ended.code == 1
@@ -126,6 +129,30 @@ def test_an_unfinished_run_of_an_older_brim_is_not_fully_verified(run: Path, cli
     assert not RunCheck.from_json(cli("verify", "--run", str(run), "--json").out).finished
 
 
+@pytest.mark.parametrize(
+    ("damaged", "said"),
+    [
+        ({"model": "model.safetensors"}, "Damaged: model. `brim train --resume r` continues from checkpoint-10 and saves the model again."),
+        ({"checkpoint-8": "optimizer.pt"}, "Damaged: checkpoint-8. `brim train --resume r` continues from checkpoint-10."),
+        ({"records": "ledger.jsonl"}, "Damaged: records. `brim train --resume r` continues from checkpoint-10."),
+        ({"records": "run.json"}, "Damaged: records. Restore run.json from a backup: the run cannot be resumed without it."),
+        ({"checkpoint-8": "a", "checkpoint-10": "a"}, "Damaged: checkpoint-8, checkpoint-10. Restore the files from a backup."),
+    ],
+)  # fmt: skip
+def test_the_advice_about_a_damaged_run_depends_on_what_is_damaged(
+    damaged: dict[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = tuple(
+        PartCheck(
+            name=name, verdict="damaged" if name in damaged else "whole",
+            damages=(FileDamage(file=damaged[name], problem="missing"),) if name in damaged else (),
+        )
+        for name in ("records", "model", "checkpoint-8", "checkpoint-10")
+    )  # fmt: skip
+    show_run(RunCheck(folder="r", finished=True, verdict="damaged", parts=parts))
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path, cli: Cli) -> None:
     ended = cli("verify", "--run", str(tmp_path))
     assert ended.code == 2
@@ -152,6 +179,20 @@ def test_on_a_terminal_a_bar_and_elsewhere_a_line_now_and_then(
     assert capsys.readouterr().err == "\r\x1b[KVerifying checkpoint-6: 1.00 GiB of 4.00 GiB [#####...............]\r\x1b[K"
 
 
+def test_reading_the_model_of_a_finished_run_shows_a_bar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from brim.trainer import verifying
+
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes(b"x" * 512)
+    manifest.seal(tmp_path, 1, name=manifest.MODEL_MANIFEST)
+    monkeypatch.setattr(verifying, "_LIVE_SECONDS", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert verifying.model_damage(tmp_path) is None
+    assert f"Verifying {tmp_path.name}: 512 B of 1.00 KiB [##########..........]" in capsys.readouterr().err
+
+
 # brim train --resume.
 
 
@@ -160,6 +201,8 @@ def test_on_a_terminal_a_bar_and_elsewhere_a_line_now_and_then(
     [
         (60, 65, "Resuming from checkpoint-60; steps 61-65 will be repeated."),
         (60, 61, "Resuming from checkpoint-60; step 61 will be repeated."),
+        (98, 105, "Resuming from checkpoint-98; steps 99-100 will be repeated."),
+        (99, 105, "Resuming from checkpoint-99; step 100 will be repeated."),
         (60, 60, "Resuming from checkpoint-60; no step has to be repeated."),
         (100, 100, "Resuming from checkpoint-100: all 100 steps are done, and the model is saved."),
         (None, 5, "There is no checkpoint yet, so training starts again from the beginning; steps 1-5 will be repeated."),
@@ -214,8 +257,8 @@ def test_a_damaged_ledger_is_reported_and_repaired_before_training(run: Path, sh
         ended.err.index(words) for words in ("is damaged in line 4. The records of these steps are lost: 3.", "Effective batch")
     )
     assert report < begin
-    assert "kept: 6 of 7 steps" in ended.out
-    assert "The records of 1 earlier steps were lost with damaged lines of the ledger." in " ".join(ended.out.split())
+    assert "kept in all 6 steps that the ledger records, of 7." in ended.out
+    assert "The ledger has no record of 1 earlier step: it was deleted or damaged." in " ".join(ended.out.split())
     assert check_ledger(read_ledger(run / "ledger.jsonl")) == []
     assert (run / "ledger.jsonl.damaged-1").is_file()
 
@@ -286,6 +329,44 @@ def test_a_disk_that_is_smaller_than_the_model_is_refused(made: Path, tmp_path: 
 
 
 # Deleted while it trains.
+
+
+def test_records_of_a_deleted_folder_come_from_the_copy(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text("{}", encoding="utf-8")
+    with copied_to_cache(run):
+        shutil.rmtree(run)
+        records = RunRecords.of(run)
+        assert records.text("run.json") == "{}"
+        assert records.restore()
+        assert not records.restore()
+    assert (run / "run.json").read_text(encoding="utf-8") == "{}"
+    shutil.rmtree(run)
+    assert RunRecords.of(run).text("run.json") is None, "the copy goes with the run that needed it"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("waits", [0.0, 3.0])
+def test_a_run_whose_folder_is_deleted_before_its_first_step_goes_on(made: Path, tmp_path: Path, waits: float) -> None:
+    run = tmp_path / "gone"
+    arguments = [str(made / "model"), "--data", str(made / "rows.jsonl"), *ASKED, "--max-steps", "4", "--save-steps", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "brim", "train", *arguments, "-o", str(run)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+    try:
+        while process.poll() is None and not (run / "run.json").is_file():
+            time.sleep(0.02)
+        time.sleep(waits)
+        shutil.rmtree(run)
+        out, err = process.communicate(timeout=240)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert f"brim: {run} was deleted" in err
+    assert "kept: 4 of 4 steps" in out
+    assert (run / "run.json").is_file()
+    assert [entry.step for entry in read_ledger(run / "ledger.jsonl").steps] == list(range(1, 5))
 
 
 @pytest.mark.long

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from brim.machine import child
-from brim.records import RunCard
 from brim.trainer import worker
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ def _all_of(size: int) -> Iterator[Any]:
 
 def work(folder: Path, world: World) -> worker.Ended:
     """As `brim.trainer.worker.work`."""
-    return Squeezed(folder, RunCard.read(folder / "run.json"), world).run()
+    return Squeezed.of(folder, world).run()
 
 
 def main(arguments: list[str]) -> None:

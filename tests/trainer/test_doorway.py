@@ -321,6 +321,11 @@ def test_a_secret_comes_from_a_private_file_or_the_environment(tmp_path: Path, m
     file.write_bytes(b"\n")
     with pytest.raises(UsageError, match="is empty"):
         secret_for("127.0.0.1", file)
+    for empty in ("", " "):
+        monkeypatch.setenv(SECRET_VARIABLE, empty)
+        for host in ("127.0.0.1", "10.0.0.1"):
+            with pytest.raises(UsageError, match="The secret in BRIM_RENDEZVOUS_SECRET is empty"):
+                secret_for(host, None)
     with pytest.raises(UsageError, match="Cannot read the secret"):
         secret_for("10.0.0.1", tmp_path / "none")
 
@@ -332,6 +337,11 @@ def test_the_secret_is_in_no_command_no_environment_and_no_representation(
     group = replace(second, secret=SECRET)
     words = [repr(group), *group.command(tmp_path, "worker"), *_environment(group, "outbox").values()]
     assert not any(SECRET.decode() in word for word in words)
+
+
+def test_the_number_of_threads_that_ranks_get_is_a_whole_number(second: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert int(_environment(second, "outbox")["OMP_NUM_THREADS"]) >= 1
 
 
 @pytest.mark.parametrize("given", ["first", "first:", ":29500", "first:0", "first:99999", "first:x", "first:\u00b2"])

@@ -101,10 +101,15 @@ class Columns(click.ParamType[dict[str, str]]):
             return {str(role): str(column) for role, column in value.items()}
         from brim.locale import _
 
-        pairs = [part.partition("=") for part in value.split(",")]
-        if not all(role.strip() and equals and column.strip() for role, equals, column in pairs):
-            self.fail(_("write source=COLUMN,target=COLUMN."), param, ctx)
-        return {role.strip(): column.strip() for role, _equals, column in pairs}
+        pairs = [[half.strip() for half in part.partition("=")] for part in value.split(",")]
+        for part in pairs:
+            if not all(part):
+                text = _("{given!r} is not MEANING=COLUMN. Example: prompt=question,response=answer.")
+                self.fail(text.format(given="".join(part)), param, ctx)
+        found = {role: column for role, _equals, column in pairs}
+        if len(found) < len(pairs):
+            self.fail(_("{given!r} gives a meaning twice.").format(given=value), param, ctx)
+        return found
 
 
 def _one_or_several(_context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]) -> Any:

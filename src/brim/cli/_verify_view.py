@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brim.cli._output import Column, indented, show, table
@@ -148,8 +149,23 @@ def _run_closing(found: RunCheck) -> str:
             return _("Every byte is as it was written.")
         return _("No damage was found, and not every byte could be checked.")
     damaged = [part.name for part in found.parts if part.verdict == "damaged"]
-    if any(part.name.startswith("checkpoint-") and part.verdict != "damaged" for part in found.parts):
-        text = _("Damaged: {parts}. `brim train --resume {folder}` continues from the last checkpoint that is not damaged.")
-    else:
+    from brim.trainer.request import RUN_FILE
+
+    checkpoint = _last_whole(found)
+    if any(damage.file == RUN_FILE for part in found.parts for damage in part.damages):
+        text = _("Damaged: {parts}. Restore {file} from a backup: the run cannot be resumed without it.")
+    elif checkpoint is None:
         text = _("Damaged: {parts}. Restore the files from a backup.")
-    return text.format(parts=", ".join(damaged), folder=found.folder)
+    elif "model" in damaged:
+        text = _("Damaged: {parts}. `brim train --resume {folder}` continues from {checkpoint} and saves the model again.")
+    else:
+        text = _("Damaged: {parts}. `brim train --resume {folder}` continues from {checkpoint}.")
+    return text.format(parts=", ".join(damaged), folder=found.folder, checkpoint=checkpoint, file=RUN_FILE)
+
+
+def _last_whole(found: RunCheck) -> str | None:
+    """The newest checkpoint that is not damaged."""
+    from brim.trainer.manifest import step_of
+
+    whole = [Path(part.name) for part in found.parts if part.name.startswith("checkpoint-") and part.verdict != "damaged"]
+    return max(whole, key=lambda path: step_of(path) or 0).name if whole else None

@@ -71,6 +71,10 @@ class BadRow:
     reason: str
 
 
+_MUCH_CUT = 0.01
+"""Of all tokens."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataCard(Record):
     """Rows as the model gets them: what was read, how it was cut, and where the tokens lie."""
@@ -107,6 +111,16 @@ class DataCard(Record):
     """Classification: the names of the classes, by their number."""
     lengths: tuple[LengthCount, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def cut_share(self) -> float:
+        """The cut tokens, as a share of all tokens of the rows."""
+        return self.cut_tokens / max(1, self.tokens + self.cut_tokens)
+
+    @property
+    def is_much_cut(self) -> bool:
+        """Whether a note gives the figures. Fewer tokens are lost to a few odd rows; more mean a wrong `--seq-len`, or wrong data."""
+        return self.cut_share > _MUCH_CUT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +277,7 @@ class TrainingResult(Record):
     padding: NonNegative = 0.0
     """Share of the computed tokens."""
     peak_bytes: Bytes | None = None
-    """GPU: reserved by the allocator."""
+    """Of the steps since the run was last resumed. GPU: reserved by the allocator."""
     predicted_bytes: Bytes | None = None
     """GPU: with the CUDA context and the workspaces outside the allocator, as `memory_limit_bytes` counts."""
     predicted_reserved_bytes: Bytes | None = None

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from brim.locale import _
-from brim.records import RunCard
 from brim.step.budget import Budget
 from brim.trainer import worker
 
@@ -37,7 +36,7 @@ class Careless(worker.Worker):
 
 def work(folder: Path, world: World) -> worker.Ended:
     """As `brim.trainer.worker.work`."""
-    return Careless(folder, RunCard.read(folder / "run.json"), world).run()
+    return Careless.of(folder, world).run()
 
 
 def main(arguments: list[str]) -> None:

@@ -139,7 +139,7 @@ def _environment(group: Group, outbox: str) -> dict[str, str]:
     from brim.trainer.rank import DEVICE_VARIABLE, OUTBOX_VARIABLE
 
     kept = {name: value for name, value in os.environ.items() if not name.startswith((*OF_A_LAUNCH, SECRET_VARIABLE))}
-    threads = str(max(1, (host().cores or 1) // group.gpus))
+    threads = str(max(1, int(host().cores) // group.gpus))
     source = str(Path(__file__).parents[2])
     path = os.pathsep.join(dict.fromkeys(filter(None, (source, kept.get("PYTHONPATH")))))
     # torchrun makes a folder for logs that nobody asked for, and leaves it; and it ends its ranks when a terminal is closed.

@@ -39,7 +39,7 @@ from brim.trainer.noise import noise_notes
 from brim.trainer.planning import Planning, effective_batch_of, estimate_of, lengths_of, timeline_of
 from brim.trainer.ranks import World
 from brim.trainer.recipes import recipe_of
-from brim.trainer.request import TrainRequest
+from brim.trainer.request import PROBE_FILE, TrainRequest
 from brim.trainer.slicing import budgets_of, foresee
 from brim.trainer.versions import versions
 from brim.workload.settings import recorded_alpha
@@ -74,7 +74,7 @@ class Prepared:
 
         folder.mkdir(parents=True, exist_ok=True)
         self.plan.write(folder / "plan.json")
-        for record, name in ((self.probe, "probe.json"), (self.verification, "verify.json")):
+        for record, name in ((self.probe, PROBE_FILE), (self.verification, "verify.json")):
             if record is not None:
                 record.write(folder / name)
         if self.timeline is not None:
@@ -179,9 +179,9 @@ class Preparation:
         text = _("Effective batch: {effective} sequences per optimizer step. Micro-batch: {micro}.")
         micro = _("chosen to fit the memory")
         if request.is_pinned:
-            micro = _("{count} sequences in one forward pass, as given").format(count=request.settings.micro_batch)
+            micro = _in_one_pass(request.settings.micro_batch, _("as given"))
         elif best is not None:
-            micro = _("{count} sequences in one forward pass, as planned").format(count=best.micro_batch)
+            micro = _in_one_pass(best.micro_batch, _("as planned"))
         self.say(text.format(effective=effective, micro=micro))
 
     def _as_it_will_be_cut(self, card: RunCard, probe: Measurement | None, lengths: Any, where: Where) -> RunCard:
@@ -437,6 +437,11 @@ class Preparation:
             "prefetch_factor": (prefetch or 2) if workers else None,
             "pin_memory": pins and where.gpu is not None,
         }
+
+
+def _in_one_pass(count: int, why: str) -> str:
+    text = _("1 sequence in one forward pass, {why}") if count == 1 else _("{count} sequences in one forward pass, {why}")
+    return text.format(count=count, why=why)
 
 
 def _reference(request: TrainRequest) -> str:

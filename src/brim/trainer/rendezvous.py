@@ -34,7 +34,7 @@ def address_of(group: Group) -> tuple[str, int]:
 
 
 def secret_for(host: str, file: Path | None) -> bytes:
-    """What the machines of a run share: from a file, else the environment. On the loopback address it may be empty."""
+    """What the machines of a run share: from a file, else the environment. On the loopback address none is needed."""
     if file is not None:
         secret = _secret_in(file)
         source = str(file)
@@ -46,10 +46,11 @@ def secret_for(host: str, file: Path | None) -> bytes:
             _("The secret in {source} is too short: it needs {count} characters.").format(source=source, count=_SHORTEST_SECRET),
             hint=how_to_set(),
         )
-    if not secret and (file is not None or not is_loopback(host)):
-        text = (
-            _("The machines of a run need a shared secret, and {source} is not set.") if file is None else _("{source} is empty.")
-        )
+    is_given = file is not None or SECRET_VARIABLE in os.environ
+    if not secret and is_given:
+        raise UsageError(_("The secret in {source} is empty.").format(source=source), hint=how_to_set())
+    if not secret and not is_loopback(host):
+        text = _("The machines of a run need a shared secret, and {source} is not set.")
         raise UsageError(text.format(source=source), hint=how_to_set())
     return secret
 

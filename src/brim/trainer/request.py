@@ -26,7 +26,8 @@ DeviceWord = Literal["cpu", "cuda"]
 RUN_FILE = "run.json"
 LEDGER_FILE = "ledger.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
-PREPARED_FILES = (RUN_FILE, "plan.json", "probe.json", "verify.json", "timeline.json", "deepspeed.json", "accelerate.yaml")
+PROBE_FILE = "probe.json"
+PREPARED_FILES = (RUN_FILE, "plan.json", PROBE_FILE, "verify.json", "timeline.json", "deepspeed.json", "accelerate.yaml")
 """What a run's folder gets before the first step."""
 
 MAY_CHANGE = frozenset({

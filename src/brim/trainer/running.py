@@ -19,18 +19,18 @@ from transformers.trainer_utils import EvalLoopOutput
 from brim.errors import OutOfMemoryError
 from brim.locale import _
 from brim.machine.screen import say
-from brim.record import write_atomically
 from brim.records import Evaluation, RunCard
 from brim.step.micro import IGNORED
 from brim.trainer.checkpoints import SafeSaving
 from brim.trainer.evaluations import append_evaluation
 from brim.trainer.hf import BrimMixin
 from brim.trainer.optimizing import make_optimizer
-from brim.trainer.request import EVALUATIONS_FILE, PREPARED_FILES
+from brim.trainer.request import EVALUATIONS_FILE
 from brim.trainer.sharding.training import ShardedTraining
 
 if TYPE_CHECKING:
     from brim.trainer.data.tokens import TokenData
+    from brim.trainer.run_records import RunRecords
 
 _SCHEDULES = {
     "linear": "linear", "cosine": "cosine", "constant": "constant", "constant-with-warmup": "constant_with_warmup",
@@ -110,11 +110,10 @@ class RunTrainer(SafeSaving, BrimMixin, ShardedTraining, Trainer):  # type: igno
     is_quiet = True
     """The command says what is in force before, and promise against fact after."""
 
-    def __init__(self, *args: Any, card: RunCard, evaluation: TokenData | None, **keywords: Any) -> None:
+    def __init__(self, *args: Any, card: RunCard, records: RunRecords, evaluation: TokenData | None, **keywords: Any) -> None:
         self._card = card
         self._batches_that_count = 0
-        self._records: dict[str, bytes] = {}
-        """The small files of the run's folder, for the case that somebody deletes it."""
+        self._records = records
         self._unwritten: list[Evaluation] = []
         """Evaluations that the disk has not taken yet."""
         self._told_unwritten = False
@@ -144,14 +143,10 @@ class RunTrainer(SafeSaving, BrimMixin, ShardedTraining, Trainer):  # type: igno
 
     def _prepare_for_training(self, *args: Any, **keywords: Any) -> Any:
         prepared = super()._prepare_for_training(*args, **keywords)
-        self._keep_records()
+        if self.restore_records():  # the ledger is there by now, in a folder that it made
+            text = _("brim: {folder} was deleted before the first step. Its records are written again.")
+            say(text.format(folder=self.args.output_dir))
         return prepared
-
-    def _keep_records(self) -> None:
-        if self.is_world_process_zero():
-            folder = Path(cast("str", self.args.output_dir))
-            files = [folder / name for name in (*PREPARED_FILES, EVALUATIONS_FILE)]
-            self._records |= {file.name: file.read_bytes() for file in files if file.is_file()}
 
     def ledger_was_restored(self) -> None:
         """As SafeSaving's, and the other records of the run are put back."""
@@ -163,13 +158,10 @@ class RunTrainer(SafeSaving, BrimMixin, ShardedTraining, Trainer):  # type: igno
             say(text.format(folder=self.args.output_dir))
 
     def restore_records(self) -> bool:
-        """Write those that somebody has deleted; whether there were any."""
-        folder = Path(cast("str", self.args.output_dir))
-        lost = [name for name in self._records if not (folder / name).exists()]
-        for name in lost:
-            write_atomically(folder / name, self._records[name].decode())
+        """Write those that were deleted, and the evaluations that wait; whether there were any."""
+        restored = self.is_world_process_zero() and self._records.restore()
         self._write_evaluations()
-        return bool(lost)
+        return restored
 
     def take_up(self, checkpoint: str) -> None:
         """The weights and the state of a checkpoint, without training any further."""
@@ -278,12 +270,14 @@ class RunTrainer(SafeSaving, BrimMixin, ShardedTraining, Trainer):  # type: igno
 
     def _write_evaluations(self) -> None:
         """Those that wait. Training is worth more than a line that a disk does not take, or that a deleted folder has no place for."""
+        if not self._unwritten:
+            return
         folder = Path(cast("str", self.args.output_dir))
         try:
             while self._unwritten:
                 append_evaluation(folder, self._unwritten[0])
                 del self._unwritten[0]
-            self._keep_records()
+            self._records.keep()
         except OSError as error:
             if not self._told_unwritten:
                 self._told_unwritten = True

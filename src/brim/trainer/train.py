@@ -19,6 +19,7 @@ from brim.machine.screen import say as say_on_screen, without_hangup
 from brim.records import Launcher, Ledger, RunCard, TrainingResult
 from brim.trainer.ranks import World
 from brim.trainer.request import LEDGER_FILE, PREPARED_FILES, RUN_FILE, TrainRequest, read_request
+from brim.trainer.run_records import copied_to_cache
 from brim.workload.reading import sources_of
 
 if TYPE_CHECKING:
@@ -154,7 +155,8 @@ def written(folder: Path, prepared: Any) -> Iterator[None]:
     try:
         make_folder(folder)
         prepared.write(folder)
-        yield
+        with copied_to_cache(folder):
+            yield
     except BrimError as error:
         is_new = before is None and not (folder / LEDGER_FILE).exists()
         if is_new and not any(folder.glob("checkpoint-*")):
@@ -340,6 +342,8 @@ def result_of(folder: Path, *, stopped_by: int | None, finished: bool) -> Traini
 def _sums(ledger: Ledger, effective_batch: int) -> Mapping[str, Any]:
     splits = skipped = tokens = padded = short = 0
     seconds, peak = 0.0, None
+    # The prediction is of the steps since the run was last resumed. Steps before may have had larger slices.
+    resumed = ledger.headers[-1].resumed_from_step
     first = last = None
     for entry in ledger.steps:
         splits += len(entry.splits)
@@ -350,7 +354,7 @@ def _sums(ledger: Ledger, effective_batch: int) -> Mapping[str, Any]:
         seconds += entry.compute_seconds + entry.wait_seconds
         last = entry.loss if entry.loss is not None else last
         first = last if first is None else first
-        if entry.peak_reserved_bytes is not None:
+        if entry.peak_reserved_bytes is not None and entry.step > resumed:
             peak = max(peak or 0, entry.peak_reserved_bytes)
     return {
         "seconds": seconds,

@@ -85,7 +85,9 @@ def verify_run(folder: str | Path, *, progress: Progress | None = None) -> RunCh
 
 def model_damage(folder: Path) -> str | None:
     """What is wrong with the trained model of a finished run, as a sentence; None if nothing is known to be."""
-    damages = check_files(folder, name=MODEL_MANIFEST).damages if (folder / MODEL_MANIFEST).is_file() else ()
+    if not (folder / MODEL_MANIFEST).is_file():
+        return None
+    damages = check_files(folder, name=MODEL_MANIFEST, progress=TellReading()).damages
     return words_of(damages[0]) if damages else None
 
 
@@ -121,13 +123,14 @@ def where_it_resumes(checkpoint: Path | None, last_recorded: int, total: int) ->
         )
     else:
         begin = _("Resuming from {name}").format(name=checkpoint.name)
-    if last_recorded > step + 1:
+    last = min(last_recorded, total)
+    if last > step + 1:
         text = _("{begin}; steps {first}-{last} will be repeated.")
-    elif last_recorded == step + 1:
+    elif last == step + 1:
         text = _("{begin}; step {first} will be repeated.")
     else:
         text = _("{begin}; no step has to be repeated.")
-    return text.format(begin=begin, first=step + 1, last=last_recorded)
+    return text.format(begin=begin, first=step + 1, last=last)
 
 
 def _part(name: str, check: Check) -> PartCheck:

@@ -11,7 +11,7 @@ from brim.workload.settings import method_words
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from brim.records import RunCard, TrainingResult
+    from brim.records import DataCard, RunCard, TrainingResult
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
@@ -112,14 +112,18 @@ def _model(card: RunCard) -> str:
 def _data(card: RunCard) -> str:
     text = _("{count:,} sequences of up to {longest:,} tokens, columns {columns}")
     parts = [text.format(count=card.training_sequences, longest=_longest(card), columns=card.data.columns)]
+    parts += _cut(card.data) if not card.data.is_much_cut else []  # else a note has the figures
     if card.evaluation_sequences:
         parts.append(_("{count:,} to evaluate on").format(count=card.evaluation_sequences))
-    if card.data.cut:
-        text = _("{count:,} were cut ({tokens:,} tokens lost)")
-        parts.append(text.format(count=card.data.cut, tokens=card.data.cut_tokens))
+        parts += _cut(card.evaluation) if card.evaluation is not None else []
     if card.data.skipped:
         parts.append(_("{count:,} bad rows were left out").format(count=card.data.skipped))
     return "; ".join(parts)
+
+
+def _cut(data: DataCard) -> list[str]:
+    text = _("sequences cut: {count:,} (tokens lost: {tokens:,})")
+    return [text.format(count=data.cut, tokens=data.cut_tokens)] if data.cut else []
 
 
 def _longest(card: RunCard) -> int:
@@ -200,7 +204,9 @@ def closing(result: TrainingResult) -> list[tuple[str, str]]:
 
 def promise(result: TrainingResult) -> str:
     """In one line: how many steps held exactly what was promised, and what it took."""
-    if result.promise_kept and not result.finished:
+    if result.promise_kept and result.lost_steps:
+        text = _("kept in all {steps:,} steps that the ledger records, of {total:,}.")
+    elif result.promise_kept and not result.finished:
         text = _("kept in all {steps:,} steps that were taken, of {total:,}.")
     elif result.promise_kept and result.short_steps == result.steps:
         text = _(
@@ -230,7 +236,9 @@ def promise(result: TrainingResult) -> str:
 def _lost(result: TrainingResult) -> str:
     """Of steps that nothing is known about."""
     count = sum(last - first + 1 for first, last in result.lost_steps)
-    text = _("The records of {count:,} earlier steps were lost with damaged lines of the ledger.")
+    if count == 1:
+        return _("The ledger has no record of 1 earlier step: it was deleted or damaged.")
+    text = _("The ledger has no record of {count:,} earlier steps: it was deleted or damaged.")
     return text.format(count=count) if count else ""
 
 

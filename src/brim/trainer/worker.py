@@ -13,22 +13,25 @@ import signal
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from brim.errors import BrimError, OutOfMemoryError, RunError, UsageError, out_of_memory_family
 from brim.locale import _, activate
 from brim.machine import child
 from brim.machine.screen import outlive_the_terminal, say
-from brim.records import Measurement, RunCard
+from brim.records import Measurement
 from brim.sizes import format_bytes
 from brim.step.exchange import broadcast
 from brim.trainer.lessons import Lessons
 from brim.trainer.ranks import World
-from brim.trainer.request import LEDGER_FILE
+from brim.trainer.request import LEDGER_FILE, PROBE_FILE
+from brim.trainer.run_records import RunRecords
 from brim.workload.settings import recorded_alpha
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from brim.records import RunCard
 
 OUTCOME_VARIABLE = "BRIM_OUTCOME_FD"
 """Where the parent listens."""
@@ -63,14 +66,22 @@ class Ended:
 
 def work(folder: Path, world: World) -> Ended:
     """Train, evaluate and save what the folder's card says; from its last checkpoint where there is one."""
-    return Worker(folder, RunCard.read(folder / "run.json"), world).run()
+    return Worker.of(folder, world).run()
 
 
 class Worker:
     """One process of a run, from its first import to the saved model."""
 
-    def __init__(self, folder: Path, card: RunCard, world: World) -> None:
-        self._folder, self._card, self._world = folder, card, world
+    def __init__(self, folder: Path, records: RunRecords, world: World) -> None:
+        self._folder, self._records, self._card, self._world = folder, records, records.card(), world
+
+    @classmethod
+    def of(cls, folder: Path, world: World) -> Self:
+        """Of a run that was prepared, also where its folder was deleted since."""
+        worker = cls(folder, RunRecords.of(folder), world)
+        if world.is_first and worker._records.restore():
+            say(_("brim: {folder} was deleted before the first step. Its records are written again.").format(folder=folder))
+        return worker
 
     def run(self) -> Ended:
         """Everything, in order."""
@@ -164,8 +175,8 @@ class Worker:
         """What a micro-batch may cost; of each process, where they differ."""
         from brim.trainer.slicing import budgets_of
 
-        path = self._folder / "probe.json"
-        probe = Measurement.read(path) if self._card.probed and path.is_file() else None
+        text = self._records.text(PROBE_FILE) if self._card.probed else None
+        probe = None if text is None else Measurement.from_json(text, where=str(self._folder / PROBE_FILE))
         return budgets_of(self._card, probe, self._say)
 
     def _taught(self, budget: Any) -> Any:
@@ -236,7 +247,8 @@ class Worker:
             packed=options.packed,
         )
         trainer = RunTrainer(
-            model, arguments, card=card, evaluation=evaluation, train_dataset=rows, data_collator=collate, processing_class=tokenizer,
+            model, arguments, card=card, records=self._records, evaluation=evaluation,
+            train_dataset=rows, data_collator=collate, processing_class=tokenizer,
             effective_batch=card.effective_batch, budget=budget, speeds=card.speeds or None, lengths=rows.lengths,
             ledger=self._folder / LEDGER_FILE,
         )  # fmt: skip

@@ -252,14 +252,13 @@ def _usual(columns: Mapping[str, str], task: Task | None) -> Layout:
             hint = _("Write what it means first: {own}={meaning}.") if own in MEANINGS else ""
             known = ", ".join(MEANINGS)
             raise UsageError(text.format(meaning=meaning, known=known), hint=hint.format(own=own, meaning=meaning) or None)
+    _refuse_shared(columns)
     names = set(columns)
     found = next((layout for layout in _NAMED if layout.fits(columns) and names <= {*layout.source, *layout.needed}), None)
     if found is None and len(names) == 2 and len(names & set(_SOURCES)) == 1 and len(names & set(_TARGETS)) == 1:
         found = Layout(tuple(names & set(_SOURCES)), next(iter(names & set(_TARGETS))))
     if found is None:
-        text = _("The columns named as {found} do not go together.").format(found=listed(columns))
-        hint = _("Name messages alone, text alone, source and target, or text and label.")
-        raise UsageError(text, hint=hint)
+        raise _incomplete(columns)
     if task is not None and (found.label is not None) != (task == "classification"):
         text = (
             _("A classifier needs a column with the class.")
@@ -268,6 +267,35 @@ def _usual(columns: Mapping[str, str], task: Task | None) -> Layout:
         )
         raise UsageError(text, hint=_("Name the text and the class: text=review,label=stars."))
     return found
+
+
+def _refuse_shared(columns: Mapping[str, str]) -> None:
+    """One column cannot be both what the model is given and what it learns."""
+    for own in columns.values():
+        meanings = [meaning for meaning, column in columns.items() if column == own]
+        if len(meanings) > 1:
+            text = _("--columns names the column {name!r} twice: as {meanings}.")
+            raise UsageError(text.format(name=own, meanings=listed(meanings)), hint=_("Name another column for each of them."))
+
+
+def _incomplete(columns: Mapping[str, str]) -> UsageError:
+    """Of columns that are no layout: which one is missing, where the others tell."""
+    given = ",".join(f"{meaning}={own}" for meaning, own in columns.items())
+    names = set(columns)
+    before = next((layout for layout in _NAMED if layout.target and names <= {*layout.source}), None)
+    behind = next((layout for layout in _NAMED if len(names) == 1 and names <= {layout.target, layout.label}), None)
+    if before is not None:
+        text = _("--columns {given}: the column that the model learns to write is missing.")
+        return UsageError(
+            text.format(given=given), hint=_("Add it: --columns {more}.").format(more=f"{given},{before.target}=COLUMN")
+        )
+    if behind is not None:
+        text = _("--columns {given}: the column with the input of the model is missing.")
+        more = f"{behind.source[0]}=COLUMN,{given}"
+        return UsageError(text.format(given=given), hint=_("Add it: --columns {more}.").format(more=more))
+    text = _("--columns {given}: these meanings cannot be combined.")
+    hint = _("Name messages alone, text alone, source and target, or text and label.")
+    return UsageError(text.format(given=given), hint=hint)
 
 
 def no_such_column(place: str, name: str, seen: Iterable[str]) -> UsageError:

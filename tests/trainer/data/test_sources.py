@@ -78,8 +78,9 @@ def test_columns_may_have_names_of_ones_own(tmp_path: Path, columns: dict[str, s
         ({"prompt": "x", "response": "a"}, "line 1: no row has the column 'x'. There are the columns q, a, c."),
         ({"instruction": "q", "input": "x", "output": "a"}, "line 1: no row has the column 'x'. There are the columns q, a, c."),
         ({"q": "prompt", "a": "response"}, "A column cannot be named as 'q'."),
-        ({"prompt": "q"}, "do not go together"),
-        ({"prompt": "q", "question": "c", "response": "a"}, "do not go together"),
+        ({"prompt": "q"}, "--columns prompt=q: the column that the model learns to write is missing"),
+        ({"prompt": "q", "response": "q"}, "--columns names the column 'q' twice: as prompt, response."),
+        ({"prompt": "q", "question": "c", "response": "a"}, "these meanings cannot be combined"),
     ],
 )
 def test_a_wrong_column_is_an_error_that_lists_those_that_there_are(tmp_path: Path, columns: dict[str, str], said: str) -> None:

@@ -50,7 +50,7 @@ def test_the_same_data_are_found_again_under_any_path(data: Path, tmp_path: Path
     again = prepared(Path(shutil.move(data, moved / "b.jsonl")), cache, said=said)
     assert (again.fingerprint, again.folder) == (first.fingerprint, first.folder)
     assert again.source.endswith("b.jsonl")
-    assert "as they lie in the cache" in said[0]
+    assert "read from the cache" in said[0]
     assert [path.name for path in cache.iterdir()] == [first.fingerprint]
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from brim.workload.words import Task
 
 _MOST_KINDS: Final = 8
-_MUCH_CUT: Final = 0.01
-"""Of all tokens. Less is lost to what is odd about a few rows; more is a wrong --seq-len, or wrong data."""
 _CHATS: Final = frozenset({"messages", "conversations", "conversation"})
 
 
@@ -106,29 +104,26 @@ def _notes(card: DataCard, encoder: Encoder) -> Iterator[str]:
     if card.labels and are_numbers(card.labels) and card.labels != tuple(map(str, range(len(card.labels)))):
         numbers = ", ".join(f"{name} → {number}" for number, name in enumerate(card.labels[:5]))
         yield _("The classes are numbered from 0 without gaps: {numbers}.").format(numbers=numbers)
-    if card.cut_tokens > _MUCH_CUT * (card.tokens + card.cut_tokens):
+    if card.is_much_cut:
         text = _(
             "{cut:,} of {sequences:,} sequences are too long and are cut: {lost:,} of {all:,} tokens ({share:.1%}) are not trained on. "
             "The longest sequence has {longest:,} tokens, and --seq-len is {allowed:,}."
         )
         yield text.format(
             cut=card.cut, sequences=card.sequences, lost=card.cut_tokens, all=card.tokens + card.cut_tokens,
-            share=card.cut_tokens / (card.tokens + card.cut_tokens), longest=card.longest_tokens, allowed=card.max_length,
+            share=card.cut_share, longest=card.longest_tokens, allowed=card.max_length,
         )  # fmt: skip
 
 
 def _told(card: DataCard, rows: Rows, *, is_new: bool) -> Iterator[str]:
     text = (
-        _("{path}: {sequences:,} sequences of {tokens:,} tokens from the columns {columns}.")
+        _("{path}: {sequences:,} sequences, {tokens:,} tokens in total (columns: {columns}).")
         if is_new
-        else _("{path}: {sequences:,} sequences of {tokens:,} tokens from the columns {columns}, as they lie in the cache.")
+        else _("{path}: {sequences:,} sequences, {tokens:,} tokens in total (columns: {columns}), read from the cache.")
     )
     line = text.format(path=card.source, sequences=card.sequences, tokens=card.tokens, columns=card.columns)
     yield sentences(line, *_of_folder(rows))
     yield from _of_documents(card, rows)
-    if card.cut:
-        text = _("Sequences that were too long and were cut: {cut:,}. Tokens that were cut off: {tokens:,}.")
-        yield text.format(cut=card.cut, tokens=card.cut_tokens)
     if card.skipped:
         text = _("Bad rows that are left out: {count:,}.").format(count=card.skipped)
         yield "\n".join([text, *listed(card.bad_rows, card.skipped)])
