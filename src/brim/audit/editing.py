@@ -1,7 +1,8 @@
-"""Edits made in a text: lines and columns become places, and nothing may be changed twice."""
+"""Edits made in a text, and diffs: lines and columns become places, and nothing may be changed twice."""
 
 from __future__ import annotations
 
+import difflib
 import re
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from brim.audit.found import Edit
 
+_HUNK: Final = re.compile(r"@@ -(\d+)((?:,\d+)?) \+(\d+)((?:,\d+)?) @@")
 _LINE_END: Final = re.compile(r"(?<=\n)|(?<=\r)(?!\n)")
 
 
@@ -62,3 +64,22 @@ def _end_near(lines: Sequence[str], line: int) -> str:
         if end := lines[index][len(bare(lines[index])) :]:
             return end
     return "\n"
+
+
+def unified(file: str, before: str, after: str, first: int = 1) -> str:
+    """A unified diff between two texts of one file, or of a part of it that begins in line `first`."""
+    old, new = ([line for line in re.split(r"(?<=\n)", text) if line] for text in (before, after))
+    lines = list(difflib.unified_diff(old, new, *_names(file)))
+    if first > 1:
+        lines = [_HUNK.sub(lambda hunk: _moved(hunk, first - 1), line) if line.startswith("@@ ") else line for line in lines]
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def _moved(hunk: re.Match[str], by: int) -> str:
+    return f"@@ -{int(hunk[1]) + by}{hunk[2]} +{int(hunk[3]) + by}{hunk[4]} @@"
+
+
+def _names(file: str) -> tuple[str, str]:
+    """The two names at the head of a diff. A tab ends a name with blanks, as git writes it."""
+    name = file.lstrip("/") + ("\t" if " " in file else "")
+    return f"a/{name}", f"b/{name}"

@@ -7,11 +7,9 @@ parse is not written, and several files are written all or not at all.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
 import json
 import os
-import re
 import stat
 import tempfile
 import tokenize
@@ -25,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from brim.audit.cells import Notebook, compiles, is_python
-from brim.audit.editing import CannotFix, bare, edited, span_of, split_lines
+from brim.audit.editing import CannotFix, bare, edited, span_of, split_lines, unified
 from brim.audit.fix_checks import FixChecks, by_file, compare_audits, without_stale_comments
 from brim.audit.found import Edit, Found
 from brim.errors import RunError
@@ -44,7 +42,6 @@ _MOST_PARSED: Final = 20_000_000
 """Characters that are parsed to check fixes one by one."""
 _MOST_AUDITS: Final = 5
 _CONTEXT_LINES: Final = 4
-_HUNK: Final = re.compile(r"@@ -(\d+)((?:,\d+)?) \+(\d+)((?:,\d+)?) @@")
 
 
 @dataclass(frozen=True)
@@ -202,19 +199,6 @@ def encoding_of(file: str, data: bytes) -> str:
     if is_python(file):
         return tokenize.detect_encoding(io.BytesIO(data).readline)[0]
     return "utf-8-sig" if data.startswith(b"\xef\xbb\xbf") else "utf-8"
-
-
-def unified(file: str, before: str, after: str, first: int = 1) -> str:
-    """A unified diff between two texts of one file, or of a part of it that begins in line `first`."""
-    old, new = ([line for line in re.split(r"(?<=\n)", text) if line] for text in (before, after))
-    lines = list(difflib.unified_diff(old, new, *_names(file)))
-    if first > 1:
-        lines = [_HUNK.sub(lambda hunk: _moved(hunk, first - 1), line) if line.startswith("@@ ") else line for line in lines]
-    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
-
-
-def _moved(hunk: re.Match[str], by: int) -> str:
-    return f"@@ -{int(hunk[1]) + by}{hunk[2]} +{int(hunk[3]) + by}{hunk[4]} @@"
 
 
 def root_of(files: Iterable[str]) -> Path:
@@ -411,12 +395,6 @@ def _refuse_foreign(files: Iterable[str], is_allowed: Callable[[str], bool]) -> 
     for file in files:
         if not is_allowed(file):
             raise CannotFix(_("{path} is outside of the targets.").format(path=file))
-
-
-def _names(file: str) -> tuple[str, str]:
-    """The two names at the head of a diff. A tab ends a name with blanks, as git writes it."""
-    name = file.lstrip("/") + ("\t" if " " in file else "")
-    return f"a/{name}", f"b/{name}"
 
 
 def _parses(file: str, text: str, data: bytes) -> bool:

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from brim.audit.source.module import Module, Source, keyword_of, last_name
+from brim.audit.source.module import Function, Module, Source, keyword_of, last_name
 from brim.audit.source.quantities import Quantity, quantity_of
 from brim.audit.source.terms import Kind
 
@@ -104,6 +104,25 @@ def is_dataclass(node: ast.ClassDef) -> bool:
 def is_config_class(node: ast.ClassDef) -> bool:
     """Whether a class holds settings: a dataclass, or one whose name says so."""
     return is_dataclass(node) or bool(_CONFIG_CLASS.search(node.name))
+
+
+def names_a_config(node: ast.AST, module: Module) -> bool:
+    """Whether a dict literal is a config, by the name that it gets or the function that returns it."""
+    for each in module.above(node):
+        if isinstance(each, ast.Assign):
+            return any(is_config_name(last_name(target)) for target in each.targets)
+        if isinstance(each, ast.Call) and last_name(each.func) in {
+            "SimpleNamespace",
+            "Namespace",
+            "ConfigDict",
+            "EasyDict",
+            "edict",
+            "Munch",
+        }:
+            return True
+        if isinstance(each, Function):
+            return is_config_name(each.name) or "default" in each.name
+    return False
 
 
 def is_config_name(name: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from brim.audit.source import calls, loops
-from brim.audit.source.clamps import check_clamps
+from brim.audit.source.clamp_findings import check_clamps
 from brim.audit.source.counting import check_counting, check_schedules
 from brim.audit.source.definitions import definitions_of
 from brim.audit.source.files import read_project

@@ -6,7 +6,7 @@ import ast
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from brim.audit.source.definitions import Definitions, is_config_class, is_config_name, is_dataclass, literal
+from brim.audit.source.definitions import Definitions, is_config_class, is_dataclass, literal, names_a_config
 from brim.audit.source.module import Function, Module, last_name
 from brim.audit.source.quantities import quantity_of
 from brim.audit.source.terms import (
@@ -378,7 +378,7 @@ class Expressions(ABC):
     def in_mapping(self, name: str, term: Term, node: ast.expr, frame: Frame) -> Term:
         """A literal under a key such as "batch_size" is a setting of a dict config."""
         if isinstance(term, Constant) and quantity_of(name) is not None and isinstance(term.value, int | float):
-            kind: Kind = "field" if _is_of_config(node, frame) else "constant"
+            kind: Kind = "field" if names_a_config(node, frame.module) else "constant"
             return self.setting(name, frame.module, node, kind=kind, value=term.value)
         return term
 
@@ -432,25 +432,6 @@ def _may_hold_settings(base: Term) -> bool:
         return True
     text = base.text if isinstance(base, Opaque) else base.name if isinstance(base, Setting) else ""
     return not any(word in text.lower() for word in ("loader", "sampler", "dataset", "shape", "tokenizer", "scheduler", "model"))
-
-
-def _is_of_config(node: ast.AST, frame: Frame) -> bool:
-    """Whether a dict literal is a config, by the name that it gets or the function that returns it."""
-    for each in frame.module.above(node):
-        if isinstance(each, ast.Assign):
-            return any(is_config_name(last_name(target)) for target in each.targets)
-        if isinstance(each, ast.Call) and last_name(each.func) in {
-            "SimpleNamespace",
-            "Namespace",
-            "ConfigDict",
-            "EasyDict",
-            "edict",
-            "Munch",
-        }:
-            return True
-        if isinstance(each, Function):
-            return is_config_name(each.name) or "default" in each.name
-    return False
 
 
 def _short(module: Module, node: ast.AST) -> str:

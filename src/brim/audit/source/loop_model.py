@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Final, Literal
 
-from brim.audit.source.loop_events import Event, Flat, Guard
+from brim.audit.source.loop_events import Event, Flat, Guard, Timeline
 from brim.audit.source.loop_losses import ACCUMULATION, Assigned, Losses, Traced
 from brim.audit.source.loop_reach import Reach, Scope, reach_of
 from brim.audit.source.module import Function, Module, is_test, last_name
@@ -65,89 +65,6 @@ class Window:
     def is_one(self) -> bool:
         """`range(1)`, `% 1`: no accumulation at all."""
         return isinstance(self.count, ast.Constant) and self.count.value == 1
-
-
-class Timeline:
-    """All that happens in a function and in what it calls, in order; shared by the loops in it."""
-
-    def __init__(self, events: list[Event], losses: Losses) -> None:
-        self.events = events
-        self._losses = losses
-        self._traced: dict[int, Traced] = {}
-
-    @cached_property
-    def by_kind(self) -> dict[str, list[Event]]:
-        """The events of each kind."""
-        found: dict[str, list[Event]] = {}
-        for each in self.events:
-            found.setdefault(each.kind, []).append(each)
-        return found
-
-    @cached_property
-    def by_loop(self) -> dict[int, list[Event]]:
-        """The events in each loop, by its id."""
-        found: dict[int, list[Event]] = {}
-        for each in self.events:
-            for loop in each.place.loops:
-                found.setdefault(id(loop), []).append(each)
-        return found
-
-    @cached_property
-    def by_target(self) -> dict[str, list[Event]]:
-        """The assignments to each name, whoever makes them."""
-        found: dict[str, list[Event]] = {}
-        for each in self.by_kind.get("assign", []):
-            for name in targets_of(each.node):
-                found.setdefault(name, []).append(each)
-        return found
-
-    @cached_property
-    def by_callee(self) -> dict[str, list[Event]]:
-        """The calls of each name."""
-        found: dict[str, list[Event]] = {}
-        for each in self.by_kind.get("call", []):
-            if each.call is not None:
-                found.setdefault(last_name(each.call.func), []).append(each)
-        return found
-
-    @cached_property
-    def contexts(self) -> list[tuple[ast.expr, Scope]]:
-        """What stands behind `with`, each once."""
-        return list({id(each): (each, event.place.scope) for event in self.events for each in event.place.withs}.values())
-
-    def traced(self, backward: Event) -> Traced:
-        """What is known of the loss of a backward."""
-        assert backward.loss is not None
-        if id(backward) not in self._traced:
-            traced = self._losses.trace(backward.loss, backward.place.scope, backward.path)
-            traced.divisors = [each for each in traced.divisors if each.place is None or not each.place.excludes(backward.place)]
-            self._traced[id(backward)] = traced
-        return self._traced[id(backward)]
-
-    @cached_property
-    def to_backward(self) -> frozenset[str]:
-        """The names that some backward starts from, and those in the expressions where its way back ends."""
-        found: set[str] = set()
-        for each in self.by_kind.get("backward", []):
-            if each.loss is not None:
-                traced = self.traced(each)
-                found |= {name for _where, name in traced.names}
-                found |= {
-                    ast.unparse(its)
-                    for end, _scope in traced.ends
-                    for its in ast.walk(end)
-                    if isinstance(its, ast.Name | ast.Attribute)
-                }
-        return frozenset(found)
-
-
-def targets_of(node: ast.AST) -> list[str]:
-    """The names that a statement sets, those of a tuple one by one."""
-    if isinstance(node, ast.Assign):
-        flat = [inner for each in node.targets for inner in (each.elts if isinstance(each, ast.Tuple) else [each])]
-    else:
-        flat = [node.target] if isinstance(node, ast.AnnAssign | ast.AugAssign) else []
-    return [ast.unparse(each) for each in flat]
 
 
 @dataclass(eq=False)
