@@ -1,7 +1,6 @@
 """From what was asked for to what is in force: tokens, plan, proofs and probe, and the card that says all of it before the first step.
 
-The order is that of cost: what can be wrong is told as early as it can be known. Everything here runs in the process that was called;
-training itself has one of its own (`worker.py`), so that nothing of this weighs on its memory.
+The order is that of cost, so that errors come early. Training has a process of its own (`worker.py`), so that this takes none of its memory.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from brim.memory.estimate import fill
 from brim.memory.outside import process_bytes
 from brim.memory.where import Where, find_where, on_chosen_card
 from brim.planner.reasons import too_few
+from brim.record import write_atomically
 from brim.records import (
     DataCard,
     Launcher,
@@ -70,8 +70,6 @@ class Prepared:
 
     def write(self, folder: Path) -> None:
         """Into the run's folder; the card last, for it makes the folder a run."""
-        from brim.record import write_atomically
-
         folder.mkdir(parents=True, exist_ok=True)
         self.plan.write(folder / "plan.json")
         for record, name in ((self.probe, PROBE_FILE), (self.verification, "verify.json")):
