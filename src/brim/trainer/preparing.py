@@ -1,6 +1,6 @@
 """From what was asked for to what is in force: tokens, plan, proofs and probe, and the card that says all of it before the first step.
 
-The order is that of cost, so that errors come early. Training has a process of its own (`worker.py`), so that this takes none of its memory.
+The order is that of cost, so that errors come early. Training has a process of its own (`worker.py`): this takes none of its memory.
 """
 
 from __future__ import annotations
