@@ -135,3 +135,30 @@ def test_specifiers_are_ranges(specifier: str, inside: str, outside: str) -> Non
 def test_what_names_no_version_is_no_range() -> None:
     assert Range.of("latest") is None
     assert Range.of("!=4.30") is None
+
+
+def test_a_commit_is_a_version_that_nobody_knows(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("transformers @ git+https://github.com/huggingface/transformers@0dcb46e7\n")
+    pins = Pins.of(tmp_path)
+    assert pins.knows("transformers")
+    assert not pins.allows("transformers", ">=5.15")
+    assert not pins.requires("transformers", ">=4.0")
+
+
+def test_the_main_branch_is_the_newest_version(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("git+https://github.com/huggingface/transformers.git@main\n")
+    assert Pins.of(tmp_path).allows("transformers", ">=5.15")
+
+
+def test_an_old_hub_holds_back_transformers(tmp_path: Path) -> None:
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text("huggingface-hub>=0.33.4,<1.0\ntransformers>=4.53.3\n")
+    assert not Pins.of(tmp_path).allows("transformers", ">=5.15")
+    assert Pins.of(tmp_path).requires("transformers", ">=4.53")
+    requirements.write_text("huggingface-hub<1\n")
+    assert Pins.of(tmp_path).requires("transformers", "<5")
+    (tmp_path / "setup.py").write_text(
+        "from setuptools import setup\nsetup(install_requires=['transformers>=4.53', 'huggingface_hub>=1'])\n"
+    )
+    requirements.unlink()
+    assert Pins.of(tmp_path).allows("transformers", ">=5.15")

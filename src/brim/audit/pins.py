@@ -20,7 +20,7 @@ import json
 import os
 import re
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -39,6 +39,7 @@ _ROOTS: Final = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 _CLAUSE: Final = re.compile(r"(===|==|~=|!=|>=|<=|>|<|=|\^|~)?\s*v?([0-9][0-9A-Za-z.*+!_-]*)")
 _REQUIREMENT: Final = re.compile(r"""\s*(?:[\w-]+::)?([A-Za-z0-9][\w.-]*)\s*(?:\[[^\]]*\])?\s*\(?\s*([=<>!~^][^;#"')@]*)?""")
 _GIT_TAG: Final = re.compile(r"git\+\S+?/([\w.-]+?)(?:\.git)?@v?([0-9]+\.[0-9][\w.]*)")
+_GIT_COMMIT: Final = re.compile(r"git\+\S+?/([\w.-]+?)(?:\.git)?@(?!(?:main|master)\b)\w")
 _INSTALL: Final = re.compile(
     r"^(?P<before>[^#\n]*?)\b(?:pip3?|uv)\s+(?:pip\s+)?(?:install|add)\s+(?P<words>[^\n]+)", re.MULTILINE
 )
@@ -71,6 +72,12 @@ class Range:
         return other.low <= self.low and self.high <= other.high
 
 
+_A_COMMIT: Final = Range((-1,), (-1,))
+"""A commit of a repository: one version, and nobody knows which; nothing is allowed or required of it."""
+_NEEDS: Final = {"transformers": (("huggingface-hub", "<1", Range(high=(5, 0, 0, 0))),)}
+"""Packages that hold back another: transformers 5 needs huggingface-hub 1 (https://github.com/huggingface/transformers/blob/v5.0.0/setup.py)."""
+
+
 @dataclass
 class _Asked:
     """What one file, or one folder, asks for."""
@@ -89,6 +96,8 @@ class _Asked:
         tagged = _GIT_TAG.search(requirement)
         if tagged is not None:
             self.add(tagged[1], f"=={tagged[2]}")
+        elif (commit := _GIT_COMMIT.search(requirement)) is not None:
+            self.ranges.setdefault(_plain(commit[1]), []).append(_A_COMMIT)
         elif (match := _REQUIREMENT.match(requirement.partition(" --")[0])) is not None and match[2]:
             self.add(match[1], match[2])
 
@@ -142,7 +151,11 @@ class Pins:
         name = _plain(package)
         own = next((level for level in self._levels if name in level.names), None)
         levels = self._levels if own is None else (own,)
-        return next((level.ranges[name] for level in levels if level.ranges.get(name)), [])
+        ranges = next((level.ranges[name] for level in levels if level.ranges.get(name)), [])
+        for other, held, most in _NEEDS.get(name, ()):
+            if own is None and self.requires(other, held):
+                ranges = [replace(each, high=min(each.high, most.high)) for each in ranges or [Range()]]
+        return ranges
 
 
 def is_within(specifier: str, other: str) -> bool:

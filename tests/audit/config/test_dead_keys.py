@@ -249,9 +249,9 @@ def test_a_near_miss_beside_the_key_itself_is_read_by_nobody() -> None:
     ("name", "pin", "severity"),
     [
         ("requirements.txt", "torch\ntransformers\n", "medium"),
-        ("requirements.txt", "transformers>=4.40\n", None),
+        ("requirements.txt", "transformers>=4.40\n", "medium"),
         ("requirements.txt", "transformers[torch]==5.16.1\n", None),
-        ("pyproject.toml", '[project]\ndependencies = [\n  "transformers>=5",\n]\n', None),
+        ("pyproject.toml", '[project]\ndependencies = [\n  "transformers>=5.15",\n]\n', None),
         ("requirements.txt", "transformers==5.7.0\n", "silent"),
         ("requirements.txt", "transformers>=4.40,<5\n", "silent"),
         ("pyproject.toml", '[project]\ndependencies = ["torch", "transformers~=4.50"]\n', "silent"),

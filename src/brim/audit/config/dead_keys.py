@@ -141,14 +141,14 @@ def _message(config: Config, dead: _Dead) -> str:
 
 
 def _severity(config: Config, dead: _Dead) -> Severity | None:
-    """High only for a known version, or where the value that is used instead is known."""
+    """High only if every admitted version lacks the key, or where the value that is used instead is known."""
     value = dead.entry.value
     is_off = isinstance(value, dict) and value.get("enabled") is False
     if not dead.gone.changes_training or is_off or value in dead.gone.idle:
         return "low"
     if not dead.gone.until:
         return None
-    return "medium" if config.kind in _STOPS or not dead.pins.knows(dead.package) else None
+    return "medium" if config.kind in _STOPS or not dead.pins.requires(dead.package, f">={dead.gone.until}") else None
 
 
 def _rows(config: Config, dead: _Dead) -> tuple[InForce, ...]:

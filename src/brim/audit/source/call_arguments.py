@@ -138,12 +138,14 @@ def _dead(dead: _Dead, module: Module) -> Iterator[Found]:
 
 
 def _severity_of(dead: _Dead) -> Severity:
-    """One level lower where the project does not say which version it runs with."""
+    """High only if no admitted version has the argument; one level lower where the project names no version."""
     is_idle = isinstance(dead.given.value, ast.Constant) and dead.given.value.value in dead.gone.idle
     if is_idle or not dead.gone.changes_training:
         return "low"
     severity: Severity = "high" if dead.given.name in _HIGH else "medium"
-    return severity if dead.pins.knows(dead.package) else _ONE_LOWER[severity]
+    if not dead.pins.knows(dead.package):
+        return _ONE_LOWER[severity]
+    return severity if dead.pins.requires(dead.package, f">={dead.gone.until}") else "medium"
 
 
 def _overruled(given: _Given, other: _Given, module: Module) -> Found:
