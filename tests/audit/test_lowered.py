@@ -27,6 +27,10 @@ def test_every_change_is_found_on_its_line_with_what_is_in_force(tmp_path: Path)
         assert [row.in_force for row in found[place].in_force][: len(in_force)] == in_force, place
         assert found[place].patch
         assert found[place].is_safe
+    assert {rule for (_file, _line, rule), finding in found.items() if finding.severity == "high"} == {
+        "batch-clamped",
+        "accumulation-clamped",
+    }
 
 
 def test_the_launchers_number_is_what_the_finding_speaks_of(tmp_path: Path) -> None:
