@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any
 
-from brim.audit.source.definitions import literal
+from brim.audit.source.definitions import is_dataclass, literal
 from brim.audit.source.module import Function, Module, last_name
 from brim.audit.source.quantities import quantity_of
 from brim.audit.source.state import Frame, Layer, State
@@ -151,7 +151,7 @@ class Calls(Statements):
     def _instance(self, reference: ClassRef, args: list[Term], keywords: dict[str, Term], node: ast.AST, frame: Frame) -> Term:
         owner, module = reference.owner, reference.module
         instance = Instance(module, node, owner)
-        if self.is_dataclass(owner):
+        if is_dataclass(owner):
             names = [
                 each.target.id for each in owner.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
             ]
@@ -161,7 +161,7 @@ class Calls(Statements):
                     known = self.setting(name, module, owner, kind="field", owner=owner)
                     known.value, known.set_at = term.value, (frame.module.source.file, getattr(term.node, "lineno", 1))
                 frame.state.heap[(instance, name)] = known
-        first = self.of_class(instance, owner, "__post_init__" if self.is_dataclass(owner) else "__init__", node, frame)
+        first = self.of_class(instance, owner, "__post_init__" if is_dataclass(owner) else "__init__", node, frame)
         if isinstance(first, FunctionRef):
             self.run(first, args, keywords, node, frame)
         return instance

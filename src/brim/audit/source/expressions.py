@@ -6,8 +6,9 @@ import ast
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from brim.audit.source.definitions import Definitions, is_config_class, is_dataclass, literal, names_a_config
+from brim.audit.source.definitions import Definitions, is_config_class, literal, names_a_config
 from brim.audit.source.module import Function, Module, last_name
+from brim.audit.source.names import names_of
 from brim.audit.source.quantities import quantity_of
 from brim.audit.source.terms import (
     Apply,
@@ -57,11 +58,11 @@ class Expressions(ABC):
 
     def __init__(self, project: Project, definitions: Definitions, launches: Launches) -> None:
         self.project = project
+        self.names = names_of(project)
         self.definitions = definitions
         self.launches = launches
         self._settings: dict[tuple[Any, ...], Setting] = {}
         self._read: dict[tuple[Term, str], Term] = {}
-        self.classes: dict[ast.ClassDef, Module] = {}
         self.globals: dict[str, Layer[str]] = {}
 
     def value(self, node: ast.expr | None, frame: Frame) -> Term:
@@ -140,33 +141,17 @@ class Expressions(ABC):
         found = frame.state.names.get(node.id)
         if found is None and frame.globals is not None:
             found = frame.globals.get(node.id)
-        if found is None:
-            found = self._imported(node.id, frame)
+        if found is None and node.id in frame.module.imports:
+            found = self.reference(frame.module.imports[node.id], frame.module, frame.module.tree)
         return found if found is not None else Opaque(frame.module, node, node.id)
-
-    def _imported(self, name: str, frame: Frame) -> Term | None:
-        target = frame.module.imports.get(name)
-        return None if target is None else self.reference(target, frame.module, frame.module.tree)
 
     def reference(self, dotted: str, module: Module, node: ast.AST) -> Term | None:
         """What an imported dotted name stands for, if it is of the project."""
-        target = self.resolve_module(dotted, module)
-        if target is not None:
-            return ModuleRef(module, node, target)
-        base, _dot, name = dotted.rpartition(".")
-        owner = self.resolve_module(base, module) if base else None
-        return None if owner is None else self.module_globals(owner).get(name)
-
-    def resolve_module(self, dotted: str, seen_from: Module) -> Module | None:
-        """A module of the project by its name: whole, or as seen from the folder of the one that imports it."""
-        if not dotted:
+        place = self.names.place(dotted, module)
+        if place is None:
             return None
-        package = seen_from.name.rpartition(".")[0]
-        found = self.project.module(dotted) or (self.project.module(f"{package}.{dotted}") if package else None)
-        if found is None and "." in dotted:
-            # `import myproject.config` with the target being the folder myproject itself, or its parent's src/.
-            found = self.project.module(dotted.partition(".")[2])
-        return found if found is not seen_from else None
+        owner, name = place
+        return self.module_globals(owner).get(name) if name else ModuleRef(module, node, owner)
 
     def _attribute(self, node: ast.Attribute, frame: Frame) -> Term:
         return self.attribute(self.value(node.value, frame), node.attr, node, frame)
@@ -220,9 +205,9 @@ class Expressions(ABC):
         seen: set[ast.ClassDef] | None = None,
     ) -> Term | None:
         """An attribute that the class gives: a field, a property, a method; of its bases too."""
-        module = self.classes.get(owner)
+        module = self.names.homes[owner]
         seen = set() if seen is None else seen
-        if module is None or owner in seen:
+        if owner in seen:
             return None
         seen.add(owner)
         for statement in owner.body:
@@ -420,10 +405,6 @@ class Expressions(ABC):
         if what not in {"min", "max", "clip"} and len(args) != 1:
             return None
         return Apply(frame.module, node, what, tuple(args))
-
-    def is_dataclass(self, owner: ast.ClassDef) -> bool:
-        """Whether the class is made of its fields."""
-        return is_dataclass(owner)
 
 
 def _may_hold_settings(base: Term) -> bool:

@@ -46,9 +46,9 @@ class Relations:
         for module in flow.project.modules:
             direct = set()
             for dotted in module.imports.values():
-                target = flow.resolve_module(dotted, module) or flow.resolve_module(dotted.rpartition(".")[0], module)
-                if target is not None:
-                    direct.add(target.name)
+                place = flow.names.place(dotted, module)
+                if place is not None:
+                    direct.add(place[0].name)
             self._below[module.name] = direct
         self._programs: dict[str, set[str]] = {}
         self._attributes: dict[str, dict[str, set[str]]] = {}

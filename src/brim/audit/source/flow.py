@@ -43,30 +43,7 @@ class Flow(Calls):
         self.left = _MOST_STATEMENTS
         self.root_left = _MOST_FOR_ONE_ROOT
         self._call_counts: Counter[str] | None = None
-        self._owners: dict[Function, ast.ClassDef] = {}
-        self._writers: dict[ast.ClassDef, dict[str, list[Function]]] = {}
         self.relevant = _relevant_functions(project)
-        for module in project.modules:
-            for node in module.nodes:
-                if isinstance(node, ast.ClassDef):
-                    self._register(node, module)
-            if self._writers:
-                self._note_writers(module)
-
-    def _register(self, owner: ast.ClassDef, module: Module) -> None:
-        self.classes[owner] = module
-        self._writers[owner] = {}
-        self._owners |= {method: owner for method in owner.body if isinstance(method, Function)}
-
-    def _note_writers(self, module: Module) -> None:
-        """Which method sets which attribute of `self`."""
-        for node in module.nodes:
-            if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and last_name(node.value) == "self"):
-                continue
-            for around in module.above(node):
-                owner = self._owners.get(around) if isinstance(around, Function) else None
-                if owner is not None and isinstance(around, Function):
-                    self._writers[owner].setdefault(node.attr, []).append(around)
 
     def calls_of(self, name: str) -> int:
         """How many places of the project call something of that name."""
@@ -90,14 +67,12 @@ class Flow(Calls):
         named = {each.attr if isinstance(each, ast.Attribute) else each.id for each in module.nodes
                  if isinstance(each, ast.Attribute | ast.Name) and isinstance(each.ctx, ast.Load)}  # fmt: skip
         for function in sorted(functions, key=lambda each: each.name in named):
-            owner = self._owners.get(function)
-            is_nested = owner is None and not isinstance(module.parents.get(function), ast.Module)
-            if function in self.executed or is_nested or self.left <= 0:
-                continue
-            if function not in self.relevant:
+            around = module.parents[function]
+            is_nested = not isinstance(around, ast.Module | ast.ClassDef)
+            if function in self.executed or is_nested or self.left <= 0 or function not in self.relevant:
                 continue
             self.root_left = _MOST_FOR_ONE_ROOT
-            self._run_alone(function, owner, module)
+            self._run_alone(function, around if isinstance(around, ast.ClassDef) else None, module)
 
     def _run_alone(self, function: Function, owner: ast.ClassDef | None, module: Module) -> None:
         frame = Frame(module, State(), None, self.module_globals(module))
@@ -137,13 +112,12 @@ class Flow(Calls):
 
     def written_elsewhere(self, base: Instance, owner: ast.ClassDef, name: str, frame: Frame) -> Term | None:
         """Go through a method that sets the attribute, if none has been yet."""
-        module = self.classes[owner]
         if quantity_of(name) is None and not is_config_name(name):
             return None
-        for method in sorted(self._writers.get(owner, {}).get(name, []), key=lambda each: each.lineno):
+        for method in self.names.writers(owner, name):
             if method in self.running or method.name == name:
                 continue
-            self.run(FunctionRef(module, method, method, base), [], {}, method, frame)
+            self.run(FunctionRef(self.names.homes[owner], method, method, base), [], {}, method, frame)
             known = frame.state.heap.get((base, name))
             if known is not None:
                 return known

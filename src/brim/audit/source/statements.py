@@ -254,13 +254,7 @@ class Statements(Expressions):
     def _do_return(self, node: ast.Return, frame: Frame) -> End:
         term = self.value(node.value, frame)
         frame.results.append((tuple(frame.conditions), term))
-        name = (
-            re.sub(
-                r"^_*(get|compute|choose|pick|determine|calc|calculate|resolve|find|select|safe|make)_", "", frame.function.name
-            )
-            if frame.function
-            else ""
-        )
+        name = _GETTER.sub("", frame.function.name) if frame.function else ""
         quantity = quantity_of(name)
         if quantity is not None and node.value is not None:
             self.use(quantity, name, term, node.value, frame)
