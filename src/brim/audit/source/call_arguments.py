@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from brim.audit.found import Edit, Found
     from brim.audit.source.loop_losses import Divisor
-    from brim.audit.source.loop_reach import Scope
     from brim.audit.source.module import Module
+    from brim.audit.source.names import Scope
     from brim.audit.source.project import Project
     from brim.records.findings import Severity
 
@@ -229,10 +229,10 @@ def _share_left(pins: Pins) -> str:
 
 
 def _shrinking_functions(module: Module, project: Project) -> Iterator[Found]:
-    reach = model_of(project).reach
-    for scope in reach.by_module[id(module)]:
+    model = model_of(project)
+    for scope in model.names.by_module[id(module)]:
         node = scope.node
-        if not isinstance(node, Function) or scope not in reach.trainers:
+        if not isinstance(node, Function) or scope not in model.reach.trainers:
             continue
         for decorator in node.decorator_list:
             name = last_name(decorator.func if isinstance(decorator, ast.Call) else decorator)
@@ -268,7 +268,7 @@ def check_accumulation_twice(module: Module, project: Project) -> Iterator[Found
             if by_hand:
                 yield _twice(by_hand[0], library)
                 break
-    for scope in model_of(project).reach.by_module[id(module)]:
+    for scope in model_of(project).names.by_module[id(module)]:
         yield from _divided_for_a_trainer(scope, project)
 
 

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Final
 
 from brim.audit.source.loop_reach import BACKWARD, reach_of
 from brim.audit.source.module import Function, Loop, last_name
+from brim.audit.source.names import names_of
 from brim.locale import _
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from brim.audit.found import Found
-    from brim.audit.source.loop_reach import Reach, Scope
+    from brim.audit.source.loop_reach import Reach
     from brim.audit.source.module import Module
+    from brim.audit.source.names import Scope
     from brim.audit.source.project import Project
 
 _FROZEN: Final = re.compile(r"requires_grad(_\(False\)|\s*=\s*False)")
@@ -28,7 +30,7 @@ def check_evaluation(module: Module, project: Project) -> Iterator[Found]:
         return
     reach = reach_of(project)
     trainers = {each.name for each in reach.trainers} | BACKWARD | {"train"}
-    for scope in reach.by_module[id(module)]:
+    for scope in names_of(project).by_module[id(module)]:
         if "eval" not in scope.called:
             continue
         for model, loop in _evaluations(scope):

@@ -10,14 +10,15 @@ from brim.audit.source.loop_losses import argument_of
 from brim.audit.source.loop_model import model_of
 from brim.audit.source.loop_reach import reach_of
 from brim.audit.source.module import calls_of, is_test, keyword_of, last_name
+from brim.audit.source.names import names_of
 from brim.locale import _
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from brim.audit.found import Found
-    from brim.audit.source.loop_reach import Scope
     from brim.audit.source.module import Module
+    from brim.audit.source.names import Scope
     from brim.audit.source.project import Project
     from brim.records.findings import Severity
 
@@ -45,12 +46,12 @@ def check_padding(module: Module, project: Project) -> Iterator[Found]:
     text = module.source.text
     if not _MAXIMUM.search(text) or _FIXED_SHAPE.search(text) or is_test(module) or not _trains(module, project):
         return
-    reach = reach_of(project)
-    for call in reach.calls(module):
+    names = names_of(project)
+    for call in reach_of(project).calls(module):
         padding = keyword_of(call, "padding")
         if padding is None or not isinstance(padding.value, ast.Constant | ast.Name) or not _TOKENIZER.search(_words(call)):
             continue
-        scope = reach.around(call, module)
+        scope = names.around(call, module)
         if not _is_to_maximum(padding.value, scope, project) or _is_a_trial(call, scope, project):
             continue
         if _is_short(call) or _is_for_evaluation(call, module):
@@ -189,12 +190,12 @@ def _by_hand(module: Module, project: Project) -> Iterator[Found]:
     """`ids + [pad] * (max_length - len(ids))`: once for each function, for its labels and masks are padded like its ids."""
     if not re.search(r"\]\s*\*|\*\s*\[|\.pad\(", module.source.text):
         return
-    reach, seen = reach_of(project), set()
+    names, seen = names_of(project), set()
     filled = [(node, maximum) for node in ast.walk(module.tree) if (maximum := _filled_up(node)) is not None]
     for node, maximum in sorted(filled, key=lambda each: (each[1].lineno, each[1].col_offset)):
         if not _MAXIMUM.search(ast.unparse(maximum)) or _LONGEST.search(ast.unparse(maximum)):
             continue
-        scope = reach.around(node, module)
+        scope = names.around(node, module)
         if not scope.name or scope in seen or _is_for_evaluation(node, module) or _is_of_batch(maximum, scope, project):
             continue
         seen.add(scope)
@@ -263,14 +264,12 @@ def _is_bound(call: ast.Call) -> bool:
 
 def _callers_measure(name: str, scope: Scope, project: Project, depth: int) -> bool:
     """Whether any caller hands over a length that it measured, or nobody is seen to call."""
-    reach = reach_of(project)
-    calls = [
-        call for call in reach.calls(scope.module, scope.name) if reach.resolve(call, reach.around(call, scope.module)) is scope
-    ]
+    names, named = names_of(project), reach_of(project).calls(scope.module, scope.name)
+    calls = [call for call in named if names.resolve(call, names.around(call, scope.module)) is scope]
     if not calls:
         return scope.name not in _MAPPED
     for call in calls:
-        given, around = argument_of(name, scope, call), reach.around(call, scope.module)
+        given, around = argument_of(name, scope, call), names.around(call, scope.module)
         if given is not None and (_measures(given) or _is_of_batch(given, around, project, depth + 1)):
             return True
     return False

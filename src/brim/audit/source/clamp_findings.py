@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from brim.audit.rules import RULES as ALL_RULES
 from brim.audit.source import mending
 from brim.audit.source.clamps import SHOWN, Clamp, clamps_in, dense, takes_effect
-from brim.audit.source.statements import WINDOW, Use
 from brim.audit.source.terms import UNKNOWN, World, evaluate
+from brim.audit.source.uses import WINDOW, Use
 from brim.locale import _, sentences
 from brim.records.findings import InForce
 

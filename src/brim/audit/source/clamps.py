@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from brim.audit.source import mending
 from brim.audit.source.module import Function
-from brim.audit.source.statements import WINDOW, Use
 from brim.audit.source.terms import (
     UNKNOWN,
     Apply,
@@ -30,6 +29,7 @@ from brim.audit.source.terms import (
     settings_in,
     walk,
 )
+from brim.audit.source.uses import WINDOW, Use
 from brim.locale import _
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from brim.audit.source.flow import Flow
     from brim.audit.source.module import Module
     from brim.audit.source.project import Project
-    from brim.audit.source.statements import Use
     from brim.audit.source.terms import Term
+    from brim.audit.source.uses import Use
 
 _STEPS = re.compile(
     r"(^|_)(num|total|max|t|training|train|updates?)_?\w*(steps|iters|iterations|updates|max)$|^steps$|^T_max$", re.IGNORECASE

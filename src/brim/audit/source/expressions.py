@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
-from brim.audit.source.definitions import Definitions, is_config_class, is_dataclass, literal, names_a_config
+from brim.audit.source.definitions import is_config_class, literal, names_a_config
 from brim.audit.source.module import Function, Module, last_name
 from brim.audit.source.quantities import quantity_of
 from brim.audit.source.terms import (
@@ -27,10 +26,11 @@ from brim.audit.source.terms import (
 )
 
 if TYPE_CHECKING:
-    from brim.audit.source.launchers import Launches
-    from brim.audit.source.project import Project
+    from brim.audit.source.names import Names
+    from brim.audit.source.settings import Settings
     from brim.audit.source.state import Frame, Layer
     from brim.audit.source.terms import Kind
+    from brim.audit.source.uses import Uses
 
 _BINARY: dict[type[ast.operator], str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**",
@@ -40,52 +40,47 @@ _COMPARED: dict[type[ast.cmpop], str] = {
     ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
     ast.In: "in", ast.NotIn: "not in",
 }  # fmt: skip
-_PURE = {
-    "min": "min", "max": "max", "int": "int", "float": "float", "bool": "bool", "abs": "abs", "round": "round", "math.ceil": "ceil",
-    "math.floor": "floor", "math.log2": "log2", "math.sqrt": "sqrt", "numpy.clip": "clip", "numpy.minimum": "min",
-    "numpy.maximum": "max", "numpy.ceil": "ceil", "numpy.floor": "floor", "torch.clamp": "clip", "ceil": "ceil", "floor": "floor",
-    "numpy.log2": "log2",
-}  # fmt: skip
-
-
 _MOST_ELEMENTS = 32
-_WRAPPERS = {"torch.tensor", "torch.as_tensor", "numpy.array", "numpy.asarray", "numpy.int64", "numpy.int32", "Decimal", "str"}
 
 
-class Expressions(ABC):
-    """The half of the flow that reads expressions. Statements and calls are in flow.py."""
+class Calls(Protocol):
+    """Whatever goes through the code that an expression reaches."""
 
-    def __init__(self, project: Project, definitions: Definitions, launches: Launches) -> None:
-        self.project = project
-        self.definitions = definitions
-        self.launches = launches
-        self._settings: dict[tuple[Any, ...], Setting] = {}
-        self._read: dict[tuple[Term, str], Term] = {}
-        self.classes: dict[ast.ClassDef, Module] = {}
-        self.globals: dict[str, Layer[str]] = {}
+    def call(self, node: ast.Call, frame: Frame) -> Term:
+        """The term of a call."""
+
+    def run(self, reference: FunctionRef, args: list[Term], keywords: dict[str, Term], node: ast.AST, frame: Frame) -> Term:
+        """Call one of the project's functions."""
+
+    def globals_of(self, module: Module) -> Layer[str]:
+        """The names of a module's own level."""
+
+    def written_elsewhere(self, base: Instance, owner: ast.ClassDef, name: str, frame: Frame) -> Term | None:
+        """An attribute that only another method sets (`setup` of Lightning, `prepare`)."""
+
+
+class Evaluator:
+    """Reads expressions: what each stands for at the place that has been reached."""
+
+    calls: Calls
+
+    def __init__(self, names: Names, settings: Settings, uses: Uses) -> None:
+        self._names, self._settings, self._uses = names, settings, uses
+        self.read: dict[tuple[Term, str], Term] = {}
+        """Attributes as they were read before."""
 
     def value(self, node: ast.expr | None, frame: Frame) -> Term:
         """The term of an expression."""
         if node is None:
             return Constant(frame.module, frame.module.tree, None)
+        if isinstance(node, ast.Call):
+            return self.calls.call(node, frame)
         method = getattr(self, f"_{type(node).__name__.lower()}", None)
         if method is None:
             return self._other(node, frame)
         found = method(node, frame)
         assert isinstance(found, Term)
         return found
-
-    @abstractmethod
-    def call(self, node: ast.Call, frame: Frame) -> Term:
-        """The term of a call."""
-
-    @abstractmethod
-    def module_globals(self, module: Module) -> Layer[str]:
-        """The names of a module's own level."""
-
-    @abstractmethod
-    def bind(self, target: ast.expr, term: Term, frame: Frame) -> None:
-        """Assign."""
 
     def _other(self, node: ast.expr, frame: Frame) -> Term:
         """Something that is not followed; what stands in it still is, for the calls in it."""
@@ -140,46 +135,30 @@ class Expressions(ABC):
         found = frame.state.names.get(node.id)
         if found is None and frame.globals is not None:
             found = frame.globals.get(node.id)
-        if found is None:
-            found = self._imported(node.id, frame)
+        if found is None and node.id in frame.module.imports:
+            found = self.reference(frame.module.imports[node.id], frame.module, frame.module.tree)
         return found if found is not None else Opaque(frame.module, node, node.id)
-
-    def _imported(self, name: str, frame: Frame) -> Term | None:
-        target = frame.module.imports.get(name)
-        return None if target is None else self.reference(target, frame.module, frame.module.tree)
 
     def reference(self, dotted: str, module: Module, node: ast.AST) -> Term | None:
         """What an imported dotted name stands for, if it is of the project."""
-        target = self.resolve_module(dotted, module)
-        if target is not None:
-            return ModuleRef(module, node, target)
-        base, _dot, name = dotted.rpartition(".")
-        owner = self.resolve_module(base, module) if base else None
-        return None if owner is None else self.module_globals(owner).get(name)
-
-    def resolve_module(self, dotted: str, seen_from: Module) -> Module | None:
-        """A module of the project by its name: whole, or as seen from the folder of the one that imports it."""
-        if not dotted:
+        place = self._names.place(dotted, module)
+        if place is None:
             return None
-        package = seen_from.name.rpartition(".")[0]
-        found = self.project.module(dotted) or (self.project.module(f"{package}.{dotted}") if package else None)
-        if found is None and "." in dotted:
-            # `import myproject.config` with the target being the folder myproject itself, or its parent's src/.
-            found = self.project.module(dotted.partition(".")[2])
-        return found if found is not seen_from else None
+        owner, name = place
+        return self.calls.globals_of(owner).get(name) if name else ModuleRef(module, node, owner)
 
     def _attribute(self, node: ast.Attribute, frame: Frame) -> Term:
         return self.attribute(self.value(node.value, frame), node.attr, node, frame)
 
     def attribute(self, base: Term, name: str, node: ast.AST, frame: Frame) -> Term:
         """`base.name`, by what the code has done to it so far, else by what its class says, else by its name."""
-        known = frame.state.heap.get((base, name)) or self._read.get((base, name))
+        known = frame.state.heap.get((base, name)) or self.read.get((base, name))
         if known is not None:
             return known
         found: Term | None = None
         if isinstance(base, ModuleRef):
-            found = self.module_globals(base.target).get(name)
-            found = found or self.reference(f"{base.target.name}.{name}", base.target, node)
+            own = self.calls.globals_of(base.target)
+            found = own.get(name) or self.reference(f"{base.target.name}.{name}", base.target, node)
         elif isinstance(base, Instance):
             found = self.of_class(base, base.owner, name, node, frame)
         elif isinstance(base, ClassRef):
@@ -192,7 +171,7 @@ class Expressions(ABC):
             found = self.by_name(name, base, node, frame)
         if isinstance(found, Opaque | Setting | Instance | Namespace):
             # Read again, it is the same thing: what the code does to it later must be seen under both.
-            self._read[(base, name)] = found
+            self.read[(base, name)] = found
         return found
 
     def _of_choice(self, base: Choice, name: str, node: ast.AST, frame: Frame) -> Term | None:
@@ -208,7 +187,7 @@ class Expressions(ABC):
         is_method = isinstance(around, ast.Call) and around.func is node
         if quantity is None or is_method or name == "model_max_length" or not _may_hold_settings(base):
             return Opaque(frame.module, node, _short(frame.module, node), (base,))
-        return self.setting(name, frame.module, node, kind="flag" if isinstance(base, Namespace) else "key")
+        return self._settings.at(name, frame.module, node, kind="flag" if isinstance(base, Namespace) else "key")
 
     def of_class(
         self,
@@ -220,16 +199,16 @@ class Expressions(ABC):
         seen: set[ast.ClassDef] | None = None,
     ) -> Term | None:
         """An attribute that the class gives: a field, a property, a method; of its bases too."""
-        module = self.classes.get(owner)
+        module = self._names.homes[owner]
         seen = set() if seen is None else seen
-        if module is None or owner in seen:
+        if owner in seen:
             return None
         seen.add(owner)
         for statement in owner.body:
             if isinstance(statement, Function) and statement.name == name:
                 reference = FunctionRef(module, statement, statement, base)
                 is_property = any(last_name(each) in {"property", "cached_property"} for each in statement.decorator_list)
-                return self.run(reference, [], {}, node, frame) if is_property and base is not None else reference
+                return self.calls.run(reference, [], {}, node, frame) if is_property and base is not None else reference
             target: ast.expr | None = statement.target if isinstance(statement, ast.AnnAssign) else None
             value = statement.value if isinstance(statement, ast.AnnAssign | ast.Assign) else None
             if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
@@ -242,74 +221,34 @@ class Expressions(ABC):
                 found = self.of_class(base, inherited.owner, name, node, frame, seen)
                 if found is not None:
                     return found
-        return self.written_elsewhere(base, owner, name, frame) if base is not None else None
+        return self.calls.written_elsewhere(base, owner, name, frame) if base is not None else None
 
     def reference_of(self, node: ast.expr, module: Module) -> Term | None:
         """The class or function of the project that a name in this module means."""
         dotted = module.dotted(node)
-        if dotted is None:
-            return None
-        return self.module_globals(module).get(dotted) or self.reference(dotted, module, node)
+        return self.meaning(dotted, module, node) if dotted is not None else None
+
+    def meaning(self, dotted: str, module: Module, node: ast.AST) -> Term | None:
+        """What a dotted name means in a module: something of its own, or imported."""
+        return self.calls.globals_of(module).get(dotted) or self.reference(dotted, module, node)
 
     def _field(self, module: Module, owner: ast.ClassDef, statement: ast.stmt, name: str, value: ast.expr | None) -> Term | None:
         if quantity_of(name) is not None:
             if is_config_class(owner):
-                return self.setting(name, module, statement, kind="field", value=literal(value), owner=owner)
-            return self.setting(name, module, value or statement, kind="constant", value=literal(value))
+                return self._settings.at(name, module, statement, kind="field", value=literal(value), owner=owner)
+            return self._settings.at(name, module, value or statement, kind="constant", value=literal(value))
         known = literal(value)
         return None if known is None or value is None else Constant(module, value, known)
-
-    @abstractmethod
-    def written_elsewhere(self, base: Instance, owner: ast.ClassDef, name: str, frame: Frame) -> Term | None:
-        """An attribute that only another method sets (`setup` of Lightning, `prepare`)."""
-
-    @abstractmethod
-    def run(self, reference: FunctionRef, args: list[Term], keywords: dict[str, Term], node: ast.AST, frame: Frame) -> Term:
-        """Call one of the project's functions."""
-
-    def setting(
-        self,
-        name: str,
-        module: Module,
-        node: ast.AST,
-        *,
-        kind: Kind,
-        value: Any = None,
-        owner: ast.ClassDef | None = None,
-        place: ast.AST | None = None,
-    ) -> Setting:
-        """The setting of that name, the same object for the same place."""
-        key = (name, kind, id(node) if kind in {"constant", "default", "parameter"} else id(owner or place))
-        found = self._settings.get(key)
-        if found is None:
-            defined = self.definitions.find(name, module, owner) if kind in {"flag", "key", "field"} else None
-            if defined is not None and kind in {"flag", "key"}:
-                kind = defined.kind
-            if value is None and defined is not None:
-                value = defined.value
-            at = (defined.file, defined.line) if defined is not None else None
-            launched = self.launches.value_of(name, module) if kind in {"flag", "environment", "key", "field"} else None
-            if launched is None and defined is not None and defined.spelling:
-                launched = self.launches.value_of(defined.spelling, module)
-            if launched is not None:
-                value, at = launched.value, (launched.file, launched.line)
-            found = Setting(module, node, name, quantity_of(name), kind, value, at)
-            self._settings[key] = found
-        return found
-
-    def settings(self) -> list[Setting]:
-        """Every setting that was met."""
-        return list(self._settings.values())
 
     def _subscript(self, node: ast.Subscript, frame: Frame) -> Term:
         base = self.value(node.value, frame)
         index = literal(node.slice)
         if isinstance(index, str):
             if frame.module.dotted(node.value) == "os.environ":
-                return self.setting(index, frame.module, node, kind="environment")
+                return self._settings.at(index, frame.module, node, kind="environment")
             return self.attribute(base, index, node, frame)
         if isinstance(index, int) and frame.module.dotted(node.value) == "sys.argv":
-            return self.setting(f"argv[{index}]", frame.module, node, kind="flag")
+            return self._settings.at(f"argv[{index}]", frame.module, node, kind="flag")
         call = node.value
         if isinstance(index, int) and isinstance(call, ast.Call) and last_name(call.func) == "sorted" and len(call.args) == 1:
             several = self.value(call.args[0], frame)
@@ -353,14 +292,25 @@ class Expressions(ABC):
         self.bind(node.target, term, frame)
         return term
 
+    def bind(self, target: ast.expr, term: Term, frame: Frame) -> None:
+        """Assign, without a use of its own."""
+        if isinstance(target, ast.Name):
+            frame.state.names[target.id] = term
+        elif isinstance(target, ast.Attribute):
+            frame.state.heap[(self.value(target.value, frame), target.attr)] = term
+        elif isinstance(target, ast.Subscript) and isinstance(key := literal(target.slice), str):
+            frame.state.heap[(self.value(target.value, frame), key)] = term
+        elif isinstance(target, ast.Tuple | ast.List):
+            known = term.elements if isinstance(term, Several) else ()
+            for index, each in enumerate(target.elts):
+                if isinstance(each, ast.Starred):
+                    break
+                self.bind(each, known[index] if index < len(known) else Opaque(frame.module, each, "part", (term,)), frame)
+
     def _tuple(self, node: ast.Tuple | ast.List, frame: Frame) -> Term:
         return Several(frame.module, node, tuple(self.value(each, frame) for each in node.elts))
 
     _list = _tuple
-
-    @abstractmethod
-    def use_of_key(self, name: str, term: Term, node: ast.expr, frame: Frame) -> None:
-        """A value under a key of a dict literal."""
 
     def _dict(self, node: ast.Dict, frame: Frame) -> Term:
         items: dict[str, Term] = {}
@@ -372,58 +322,26 @@ class Expressions(ABC):
                 items.update(term.items)
             elif isinstance(name, str):
                 items[name] = self.in_mapping(name, term, value, frame)
-                self.use_of_key(name, items[name], value, frame)
+                self._uses.keep_named(name, items[name], value, frame)
         return mapping
 
     def in_mapping(self, name: str, term: Term, node: ast.expr, frame: Frame) -> Term:
         """A literal under a key such as "batch_size" is a setting of a dict config."""
         if isinstance(term, Constant) and quantity_of(name) is not None and isinstance(term.value, int | float):
             kind: Kind = "field" if names_a_config(node, frame.module) else "constant"
-            return self.setting(name, frame.module, node, kind=kind, value=term.value)
+            return self._settings.at(name, frame.module, node, kind=kind, value=term.value)
         return term
 
-    def _call(self, node: ast.Call, frame: Frame) -> Term:
-        return self.call(node, frame)
-
-    def _starred(self, node: ast.Starred, frame: Frame) -> Term:
+    def _starred(self, node: ast.Starred | ast.Await, frame: Frame) -> Term:
         return self.value(node.value, frame)
 
-    def _await(self, node: ast.Await, frame: Frame) -> Term:
-        return self.value(node.value, frame)
+    _await = _starred
 
     def _joinedstr(self, node: ast.JoinedStr, frame: Frame) -> Term:
         for each in node.values:
             if isinstance(each, ast.FormattedValue):
                 self.value(each.value, frame)
         return Opaque(frame.module, node, "text")
-
-    def pure(self, dotted: str | None, args: list[Term], node: ast.Call, frame: Frame) -> Term | None:
-        """Arithmetic that doctor can do itself."""
-        what = _PURE.get(dotted or "")
-        if dotted in _WRAPPERS and len(args) == 1:
-            return args[0]
-        bounds = {each.arg: self.value(each.value, frame) for each in node.keywords}
-        if what == "clip" and set(bounds) <= {"min", "max", "a_min", "a_max"} and args:
-            unknown = Opaque(frame.module, node, "no bound")
-            low = bounds.get("min") or bounds.get("a_min") or (args[1] if len(args) > 1 else unknown)
-            high = bounds.get("max") or bounds.get("a_max") or (args[2] if len(args) > 2 else unknown)
-            return Apply(frame.module, node, "clip", (args[0], low, high))
-        if what is None or what == "clip" or not args or node.keywords:
-            return None
-        if what in {"min", "max"} and len(args) == 1:
-            only = args[0]
-            if isinstance(only, Filtered):
-                return Apply(frame.module, node, what, (only,))
-            if not isinstance(only, Several) or not only.elements:
-                return None
-            args = list(only.elements)
-        if what not in {"min", "max", "clip"} and len(args) != 1:
-            return None
-        return Apply(frame.module, node, what, tuple(args))
-
-    def is_dataclass(self, owner: ast.ClassDef) -> bool:
-        """Whether the class is made of its fields."""
-        return is_dataclass(owner)
 
 
 def _may_hold_settings(base: Term) -> bool:
@@ -437,3 +355,11 @@ def _may_hold_settings(base: Term) -> bool:
 def _short(module: Module, node: ast.AST) -> str:
     """The text of a node, not too long."""
     return module.text_of(node)[:200]
+
+
+def bound_name(target: ast.expr) -> str:
+    """The last part of what is assigned to: a name, an attribute, a key."""
+    if isinstance(target, ast.Subscript):
+        key = literal(target.slice)
+        return key if isinstance(key, str) else ""
+    return last_name(target)

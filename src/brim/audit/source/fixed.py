@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from brim.audit.source.clamps import SHOWN, TAKERS, is_side_work
 from brim.audit.source.definitions import Definition, is_config_class, is_config_name
 from brim.audit.source.module import Function, keyword_of, last_name
-from brim.audit.source.statements import WINDOW
 from brim.audit.source.terms import ClassRef, Constant, Setting, Term, settings_in, walk
 from brim.audit.source.unused import check_unused
+from brim.audit.source.uses import WINDOW
 from brim.locale import _
 from brim.records.findings import InForce
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from brim.audit.source.flow import Flow
     from brim.audit.source.module import Module
     from brim.audit.source.quantities import Quantity
-    from brim.audit.source.statements import Use
+    from brim.audit.source.uses import Use
     from brim.records.findings import Severity
 
 _RULES: dict[Quantity, str] = {
@@ -46,9 +46,9 @@ class Relations:
         for module in flow.project.modules:
             direct = set()
             for dotted in module.imports.values():
-                target = flow.resolve_module(dotted, module) or flow.resolve_module(dotted.rpartition(".")[0], module)
-                if target is not None:
-                    direct.add(target.name)
+                place = flow.names.place(dotted, module)
+                if place is not None:
+                    direct.add(place[0].name)
             self._below[module.name] = direct
         self._programs: dict[str, set[str]] = {}
         self._attributes: dict[str, dict[str, set[str]]] = {}
@@ -133,7 +133,7 @@ def check_fixed(flow: Flow) -> Iterator[Found]:
     for definition in flow.definitions:
         if definition.quantity is not None and definition.module is not None and not _is_of_a_server(definition):
             users.setdefault(definition.quantity, []).append(definition)
-    for setting in flow.settings():
+    for setting in flow.settings.all():
         if setting.kind in {"key", "environment", "flag"} and setting.quantity is not None and _is_a_source(setting, relations):
             users.setdefault(setting.quantity, []).append(_as_definition(setting))
     literals = list(_Literals(flow, users, relations).check())
@@ -226,7 +226,7 @@ class _Literals:
         owner = literal.module.enclosing(literal.node, ast.ClassDef)
         if owner is not None and is_config_class(owner) and literal.module.statement(literal.node) in owner.body:
             return True
-        known = self._flow.module_globals(use.module).get(use.call) or self._flow.reference(use.call, use.module, literal.node)
+        known = self._flow.evaluator.meaning(use.call, use.module, literal.node)
         return isinstance(known, ClassRef) and is_config_class(known.owner)
 
     def _defined_for(self, module: Module, quantity: Quantity) -> Definition | None:
@@ -391,7 +391,7 @@ def _members_of_class(owner: ast.ClassDef, module: Module, flow: Flow, seen: set
         elif isinstance(each, ast.Assign):
             found |= {target.id for target in each.targets if isinstance(target, ast.Name)}
     for base in owner.bases:
-        known = flow.reference_of(base, module)
+        known = flow.evaluator.reference_of(base, module)
         if isinstance(known, ClassRef) and known.owner.name not in seen:
             seen.add(known.owner.name)
             found |= _members_of_class(known.owner, known.module, flow, seen)

@@ -8,80 +8,54 @@ gone through last, its parameters taken as settings. Work is bounded: what lies 
 from __future__ import annotations
 
 import ast
-import contextlib
-import re
 from collections import Counter
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from brim.audit.source.calling import Calls
-from brim.audit.source.definitions import is_config_name
+from brim.audit.source.calling import RELEVANT, Caller
+from brim.audit.source.expressions import Evaluator
 from brim.audit.source.module import Function, Module, last_name
-from brim.audit.source.quantities import quantity_of
-from brim.audit.source.state import Frame, Layer, State
-from brim.audit.source.terms import (
-    ClassRef,
-    FunctionRef,
-    Instance,
-    Term,
-)
+from brim.audit.source.names import names_of
+from brim.audit.source.settings import Settings
+from brim.audit.source.state import Frame, State
+from brim.audit.source.statements import Executor
+from brim.audit.source.terms import FunctionRef, Instance
+from brim.audit.source.uses import Uses
 
 if TYPE_CHECKING:
     from brim.audit.source.definitions import Definitions
     from brim.audit.source.launchers import Launches
     from brim.audit.source.project import Project
 
-_RELEVANT = re.compile(r"batch|accum|workers|pin_mem|\blr\b|learning_rate|max_len|seq_len|block_size|\bbsz?\b", re.IGNORECASE)
-_MOST_STATEMENTS = 150_000
-_MOST_FOR_ONE_ROOT = 8_000
 
-
-class Flow(Calls):
+class Flow:
     """Goes through a project and keeps every use of a quantity."""
 
     def __init__(self, project: Project, definitions: Definitions, launches: Launches) -> None:
-        super().__init__(project, definitions, launches)
-        self.left = _MOST_STATEMENTS
-        self.root_left = _MOST_FOR_ONE_ROOT
-        self._call_counts: Counter[str] | None = None
-        self._owners: dict[Function, ast.ClassDef] = {}
-        self._writers: dict[ast.ClassDef, dict[str, list[Function]]] = {}
-        self.relevant = _relevant_functions(project)
-        for module in project.modules:
-            for node in module.nodes:
-                if isinstance(node, ast.ClassDef):
-                    self._register(node, module)
-            if self._writers:
-                self._note_writers(module)
+        self.project = project
+        self.definitions = definitions
+        self.launches = launches
+        self.names = names_of(project)
+        self.settings = Settings(definitions, launches)
+        kept = Uses()
+        self.uses = kept.all
+        self._relevant = _relevant_functions(project)
+        self.evaluator = Evaluator(self.names, self.settings, kept)
+        self._executor = Executor(self.evaluator, self.settings, kept)
+        self._caller = Caller(self.names, self.evaluator, self._executor, self.settings, kept, self._relevant)
+        self.evaluator.calls = self._caller  # calls need the evaluator too: one of the two comes later
 
-    def _register(self, owner: ast.ClassDef, module: Module) -> None:
-        self.classes[owner] = module
-        self._writers[owner] = {}
-        self._owners |= {method: owner for method in owner.body if isinstance(method, Function)}
-
-    def _note_writers(self, module: Module) -> None:
-        """Which method sets which attribute of `self`."""
-        for node in module.nodes:
-            if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and last_name(node.value) == "self"):
-                continue
-            for around in module.above(node):
-                owner = self._owners.get(around) if isinstance(around, Function) else None
-                if owner is not None and isinstance(around, Function):
-                    self._writers[owner].setdefault(node.attr, []).append(around)
-
-    def calls_of(self, name: str) -> int:
-        """How many places of the project call something of that name."""
-        if self._call_counts is None:
-            self._call_counts = Counter(
-                last_name(node.func) for module in self.project.modules for node in module.nodes if isinstance(node, ast.Call)
-            )
-        return self._call_counts[name]
+    @cached_property
+    def calls_of(self) -> Counter[str]:
+        """How many places of the project call something of a name."""
+        return Counter(last_name(call.func) for module in self.project.modules for call in module.calls)
 
     def run_project(self) -> None:
         """Everything: modules' own level first, then what nothing has called."""
-        relevant = [each for each in self.project.modules if _RELEVANT.search(each.source.text)]
+        relevant = [each for each in self.project.modules if RELEVANT.search(each.source.text)]
         for module in relevant:
-            self.root_left = _MOST_FOR_ONE_ROOT
-            self.module_globals(module)
+            self._executor.start_root()
+            self._caller.globals_of(module)
         for module in relevant:
             self._run_rest(module)
 
@@ -90,64 +64,26 @@ class Flow(Calls):
         named = {each.attr if isinstance(each, ast.Attribute) else each.id for each in module.nodes
                  if isinstance(each, ast.Attribute | ast.Name) and isinstance(each.ctx, ast.Load)}  # fmt: skip
         for function in sorted(functions, key=lambda each: each.name in named):
-            owner = self._owners.get(function)
-            is_nested = owner is None and not isinstance(module.parents.get(function), ast.Module)
-            if function in self.executed or is_nested or self.left <= 0:
+            around = module.parents[function]
+            is_nested = not isinstance(around, ast.Module | ast.ClassDef)
+            self._executor.start_root()
+            if self._caller.has_run(function) or is_nested or self._executor.is_spent or function not in self._relevant:
                 continue
-            if function not in self.relevant:
-                continue
-            self.root_left = _MOST_FOR_ONE_ROOT
-            self._run_alone(function, owner, module)
+            self._run_alone(function, around if isinstance(around, ast.ClassDef) else None, module)
 
     def _run_alone(self, function: Function, owner: ast.ClassDef | None, module: Module) -> None:
-        frame = Frame(module, State(), None, self.module_globals(module))
-        bound: Term | None = None
-        if owner is not None:
-            bound = self._alone_instance(owner, module, frame)
-        if function not in self.executed:
-            self.run(FunctionRef(module, function, function, bound), [], {}, function, frame)
+        frame = Frame(module, State(), None, self._caller.globals_of(module))
+        bound = self._alone_instance(owner, module, frame) if owner is not None else None
+        if not self._caller.has_run(function):
+            self._caller.run(FunctionRef(module, function, function, bound), [], {}, function, frame)
 
     def _alone_instance(self, owner: ast.ClassDef, module: Module, frame: Frame) -> Instance:
         """An object of a class that nobody makes in this project."""
         instance = Instance(module, owner, owner)
-        first = next(
-            (each for each in owner.body if isinstance(each, Function) and each.name in {"__init__", "__post_init__"}), None
-        )
-        if first is not None:
-            self.run(FunctionRef(module, first, first, instance), [], {}, first, frame)
+        firsts = (each for each in owner.body if isinstance(each, Function) and each.name in {"__init__", "__post_init__"})
+        if (first := next(firsts, None)) is not None:
+            self._caller.run(FunctionRef(module, first, first, instance), [], {}, first, frame)
         return instance
-
-    def module_globals(self, module: Module) -> Layer[str]:
-        """The names of a module's own level, gone through once."""
-        known = self.globals.get(module.name)
-        if known is not None:
-            return known
-        frame = Frame(module, State())
-        self.globals[module.name] = frame.state.names
-        names = frame.state.names
-        for statement in module.tree.body:
-            if isinstance(statement, Function):
-                names[statement.name] = FunctionRef(module, statement, statement)
-            elif isinstance(statement, ast.ClassDef):
-                names[statement.name] = ClassRef(module, statement, statement)
-        if _RELEVANT.search(module.source.text):
-            with contextlib.suppress(RecursionError):
-                self.block(module.tree.body, frame)
-        return names
-
-    def written_elsewhere(self, base: Instance, owner: ast.ClassDef, name: str, frame: Frame) -> Term | None:
-        """Go through a method that sets the attribute, if none has been yet."""
-        module = self.classes[owner]
-        if quantity_of(name) is None and not is_config_name(name):
-            return None
-        for method in sorted(self._writers.get(owner, {}).get(name, []), key=lambda each: each.lineno):
-            if method in self.running or method.name == name:
-                continue
-            self.run(FunctionRef(module, method, method, base), [], {}, method, frame)
-            known = frame.state.heap.get((base, name))
-            if known is not None:
-                return known
-        return None
 
 
 def _relevant_functions(project: Project) -> set[Function]:
@@ -155,12 +91,9 @@ def _relevant_functions(project: Project) -> set[Function]:
     found: set[Function] = set()
     callers: dict[str, list[Function]] = {}
     for module in project.modules:
-        speaking = [bool(_RELEVANT.search(line)) for line in module.lines]
-        for node in module.nodes:
-            if not isinstance(node, Function):
-                continue
-            if any(speaking[node.lineno - 1 : node.end_lineno]):
-                found.add(node)
+        speaking = [bool(RELEVANT.search(line)) for line in module.lines]
+        functions = (node for node in module.nodes if isinstance(node, Function))
+        found |= {each for each in functions if any(speaking[each.lineno - 1 : each.end_lineno])}
         for call in module.calls:
             if isinstance(call.func, ast.Name):
                 callers.setdefault(call.func.id, []).extend(each for each in module.above(call) if isinstance(each, Function))

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from brim.audit.found import Found
     from brim.audit.source.loop_events import Event
-    from brim.audit.source.loop_reach import Scope
     from brim.audit.source.module import Module
+    from brim.audit.source.names import Scope
     from brim.audit.source.project import Project
 
 _LOSS: Final = re.compile(r"loss|cost|objective|nll|elbo", re.IGNORECASE)
@@ -93,7 +93,7 @@ def _losses_in(scope: Scope, loop: TrainLoop) -> set[str]:
         node = event.node
         if event.place.scope is not scope or not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
             continue
-        inner = loop.model.reach.resolve(node.value, scope)
+        inner = loop.model.names.resolve(node.value, scope)
         if inner is not None and isinstance(node.targets[0], ast.Name) and _gives_back(inner, known, loop):
             names.add(node.targets[0].id)
     return names

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from brim.audit.found import Edit, Found
     from brim.audit.source.loop_events import Event
     from brim.audit.source.loop_losses import Divisor, Traced
-    from brim.audit.source.loop_reach import Scope
     from brim.audit.source.module import Module
+    from brim.audit.source.names import Scope
     from brim.audit.source.project import Project
     from brim.records.findings import Confidence
 
@@ -289,7 +289,7 @@ def check_mean_of_means(module: Module, project: Project) -> Iterator[Found]:
 
 def _imports_ignored(loop: TrainLoop) -> bool:
     """A file of the project that the loop's files import data from sets labels that are ignored."""
-    project = loop.model.reach.project
+    project = loop.model.names.project
     for module in loop.modules:
         for dotted in module.imports.values():
             where, _dot, name = dotted.rpartition(".")
@@ -334,8 +334,8 @@ def _forward_of(loss: ast.Attribute, scope: Scope, loop: TrainLoop) -> Scope | N
     call = outputs[-1].value if outputs else loss.value
     if not isinstance(call, ast.Call):
         return None
-    klass = loop.model.reach.made_class(call.func, scope, loop.model.losses)
-    forward = loop.model.reach.method(klass.module, klass.node, "forward") if klass is not None else None
+    klass = loop.model.names.made_class(call.func, scope, loop.model.losses)
+    forward = loop.model.names.method(klass, "forward")
     return forward if forward is not None and _averages_tokens(forward) else None
 
 

@@ -12,14 +12,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Literal
 
-from brim.audit.source.loop_reach import BACKWARD, Scope
+from brim.audit.source.loop_reach import BACKWARD
 from brim.audit.source.module import Function, Loop, last_name
+from brim.audit.source.names import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from brim.audit.source.loop_losses import Losses, Traced
-    from brim.audit.source.loop_reach import Reach
+    from brim.audit.source.names import Names
 
 Kind = Literal["backward", "step", "zero", "clip", "unscale", "update", "schedule", "empty", "read", "assign", "return", "call"]
 
@@ -252,11 +253,11 @@ def _text(node: ast.expr | None) -> str:
 class Flat:
     """The events of a function and of all that it calls, in order."""
 
-    def __init__(self, root: Scope, reach: Reach, cache: dict[int, list[Event]]) -> None:
+    def __init__(self, root: Scope, names: Names, active: frozenset[Scope], cache: dict[int, list[Event]]) -> None:
         self.events: list[Event] = []
         self.scopes: dict[int, Scope] = {}
         """Everything that takes part, also the functions in which nothing happens that a loop is judged by."""
-        self._reach = reach
+        self._names, self._active = names, active
         self._cache = cache
         self._left = _INLINED
         self._add(root, Place(root, depth=-1), (), ())
@@ -281,11 +282,11 @@ class Flat:
         """The function behind a call, if it is worth following."""
         if event.call is None or len(above) >= _DEPTH or self._left <= 0 or _is_known(event):
             return None
-        inner = self._reach.resolve(event.call, scope)
+        inner = self._names.resolve(event.call, scope)
         if inner is None or inner is scope or inner in above:
             return None
         self.scopes[id(inner)] = inner
-        return inner if inner in self._reach.active else None
+        return inner if inner in self._active else None
 
 
 def _is_known(event: Event) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from brim.audit.found import Found
     from brim.audit.source.loop_events import Event
-    from brim.audit.source.loop_reach import Scope
+    from brim.audit.source.names import Scope
     from brim.audit.source.project import Project
 
 _WRAPPED: Final = r"\bDistributedDataParallel\b|\bDDP\("

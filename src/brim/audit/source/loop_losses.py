@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from brim.audit.source.loop_events import Event, Place, Site, read
-from brim.audit.source.loop_reach import Scope
 from brim.audit.source.module import last_name
+from brim.audit.source.names import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from brim.audit.source.loop_reach import Reach
+    from brim.audit.source.names import Names
 
 ACCUMULATION: Final = re.compile(
     r"accum|grad_?acc|acc_?steps|ga_steps|num_micro|n_micro|micro_?(batches|steps)|virtual_batch|update_freq|iter_size|subdivisions"
@@ -128,8 +128,8 @@ class Assigned:
 class Losses:
     """Follows values back. Reads each function once."""
 
-    def __init__(self, reach: Reach, events: dict[int, list[Event]]) -> None:
-        self.reach = reach
+    def __init__(self, names: Names, events: dict[int, list[Event]]) -> None:
+        self.names = names
         self.events = events
         self._assigned: dict[int, dict[str, list[Assigned]]] = {}
 
@@ -246,7 +246,7 @@ class Losses:
             self._trace(subject, way, traced)
         elif name in {"scale", "scale_loss"} and call.args:
             self._trace(call.args[0], way, traced)
-        elif (inner := self.reach.resolve(call, way.scope)) is not None and len(way.path) < 5:
+        elif (inner := self.names.resolve(call, way.scope)) is not None and len(way.path) < 5:
             self._trace_returns(call, inner, way, traced)
         else:
             traced.ends.append((call, way.scope))
@@ -281,7 +281,7 @@ class Losses:
 
     def _set_elsewhere(self, name: str, scope: Scope) -> tuple[Scope, list[Assigned]] | None:
         """The one other method of the class that sets `self.loss`, and what it sets it to."""
-        klass = self.reach.classes.get((scope.module.name, scope.owner.name)) if scope.owner is not None else None
+        klass = self.names.class_around(scope)
         if klass is None or not name.startswith("self."):
             return None
         attribute = name.partition(".")[2]

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from brim.audit.source.loop_events import Event, Flat, Guard, Timeline
 from brim.audit.source.loop_losses import ACCUMULATION, Assigned, Losses, Traced
-from brim.audit.source.loop_reach import Reach, Scope, reach_of
+from brim.audit.source.loop_reach import Reach, reach_of
 from brim.audit.source.module import Function, Module, is_test, last_name
+from brim.audit.source.names import Names, Scope, names_of
 from brim.locale import _
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ class TrainLoop:
 
     def _framework(self, event: Event) -> str:
         """By what the object was made from, else by its name."""
-        maker = self.model.reach.maker(event.receiver, event.place.scope)
+        maker = self.model.names.maker(event.receiver, event.place.scope)
         for name in (last_name(maker) if maker is not None else "", event.receiver):
             if "accel" in name.lower():
                 return "accelerate"
@@ -203,12 +204,13 @@ class Model:
     """The training loops of a project."""
 
     def __init__(self, project: Project) -> None:
+        self.names: Names = names_of(project)
         self.reach: Reach = reach_of(project)
         self._events: dict[int, list[Event]] = {}
         self._code: dict[int, str] = {}
         self._quotients: dict[int, list[tuple[ast.AST, ast.expr, ast.expr]]] = {}
         self._has: dict[tuple[int, str], bool] = {}
-        self.losses = Losses(self.reach, self._events)
+        self.losses = Losses(self.names, self._events)
 
     def code_of(self, module: Module) -> str:
         """The text of a file without its comments."""
@@ -244,7 +246,7 @@ class Model:
     @cached_property
     def _all(self) -> list[TrainLoop]:
         best: dict[tuple[int, int], tuple[tuple[bool, int], TrainLoop]] = {}
-        for scope in self.reach.scopes:
+        for scope in self.names.scopes:
             if scope not in self.reach.trainers:
                 continue
             for loop in self._readable(scope):
@@ -261,11 +263,11 @@ class Model:
             return list(self._of(scope))
         except RecursionError:
             note = _("{file}: {name} was not read in full, for it is nested too deeply.")
-            self.reach.project.notes.append(note.format(file=scope.module.source.file, name=scope.name or _("the module")))
+            self.names.project.notes.append(note.format(file=scope.module.source.file, name=scope.name or _("the module")))
             return []
 
     def _of(self, root: Scope) -> Iterator[TrainLoop]:
-        flat = Flat(root, self.reach, self._events)
+        flat = Flat(root, self.names, self.reach.active, self._events)
         timeline = Timeline(flat.events, self.losses)
         groups: dict[int, list[Event]] = {}
         for each in timeline.by_kind.get("backward", []):
@@ -361,7 +363,7 @@ class Model:
                 for each in self.losses.assigned(scope, ast.unparse(node)):
                     if (value := _condition(each)) is not None:
                         yield from self._behind(value, scope, depth + 1)
-            elif isinstance(node, ast.Call) and (inner := self.reach.resolve(node, scope)) is not None:
+            elif isinstance(node, ast.Call) and (inner := self.names.resolve(node, scope)) is not None:
                 for event in self.losses.read(inner):
                     if event.kind == "return" and isinstance(event.node, ast.Return) and event.node.value is not None:
                         yield from self._behind(event.node.value, inner, depth + 2)

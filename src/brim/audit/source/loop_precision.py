@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from brim.audit.found import Edit, Found
     from brim.audit.source.loop_events import Event
-    from brim.audit.source.loop_reach import Scope
     from brim.audit.source.module import Module
+    from brim.audit.source.names import Scope
     from brim.audit.source.project import Project
     from brim.records.findings import Confidence
 

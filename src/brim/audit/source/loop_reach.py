@@ -1,22 +1,20 @@
-"""Which function a call reaches, and which functions run a backward pass in the end.
+"""Which functions call which, by name, and which of them run a backward pass in the end.
 
-A training loop is seldom in one piece: `fit` calls `train_epoch` calls `self.training_step`. Names are followed as far as they can be
-followed without running anything: nested functions, functions of the file, imported ones, methods of the class and of its bases, and a
-method of an unknown object if only one class of the project has such a method.
+A training loop is seldom in one piece: `fit` calls `train_epoch` calls `self.training_step`. What one call means is in names.py.
 """
 
 from __future__ import annotations
 
 import ast
-import weakref
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Final, Protocol
+from functools import cached_property, lru_cache
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
-from brim.audit.source.module import Function, Module, last_name
+from brim.audit.source.module import Module, last_name
+from brim.audit.source.names import COMMON, Names, Scope, names_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable
 
     from brim.audit.source.project import Project
 
@@ -26,275 +24,15 @@ ACTIONS: Final = BACKWARD | {
     "clip_gradients", "unscale_", "unscale_gradients", "empty_cache", "autocast",
 }  # fmt: skip
 _DEPTH: Final = 4
-_WRAPPERS: Final = frozenset({"DistributedDataParallel", "DDP", "DataParallel", "compile", "prepare", "get_peft_model"})
-_COMMON: Final = frozenset(
-    {
-        "step",
-        "update",
-        "forward",
-        "__init__",
-        "__call__",
-        "backward",
-        "get",
-        "append",
-        "add",
-        "run",
-        "main",
-        "to",
-        "item",
-        "close",
-        "reset",
-    }
-)
-"""Method names that say nothing about whose method it is."""
-
-
-class _Assigned(Protocol):
-    @property
-    def value(self) -> ast.expr: ...
-    @property
-    def index(self) -> int | None: ...
-
-
-class Values(Protocol):
-    """What names are set to in a function."""
-
-    def assigned(self, scope: Scope, name: str) -> Sequence[_Assigned]:
-        """Everything that a name is set to."""
-
-
-@dataclass(eq=False)
-class Scope:
-    """A function, or the body of a file."""
-
-    module: Module
-    node: Function | ast.Module
-    owner: ast.ClassDef | None = None
-    outer: Scope | None = None
-    inner: dict[str, Scope] = field(default_factory=dict)
-    called: set[str] = field(default_factory=set)
-    """The last names of all that it calls."""
-    own: set[str] = field(default_factory=set)
-    """Those among them that it calls by name or on `self`: nobody else's."""
-    written: set[str] = field(default_factory=set)
-    """The attributes of `self` that it sets."""
-    made: dict[str, ast.expr] = field(default_factory=dict)
-    """Of a name or attribute that holds the result of a call: what was called."""
-
-    @property
-    def name(self) -> str:
-        """Of the function; empty for a file."""
-        return self.node.name if isinstance(self.node, Function) else ""
-
-    @property
-    def parameters(self) -> list[str]:
-        """By position, `self` included."""
-        if isinstance(self.node, ast.Module):
-            return []
-        arguments = self.node.args
-        return [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
-
-
-@dataclass(eq=False)
-class Klass:
-    """A class of the project."""
-
-    module: Module
-    node: ast.ClassDef
-    methods: dict[str, Scope] = field(default_factory=dict)
 
 
 class Reach:
-    """Functions and classes of a project by name."""
+    """The calls of a project, from the side of those that call and of those that are called."""
 
-    def __init__(self, project: Project) -> None:
-        self.project = project
-        self.scopes: list[Scope] = []
-        self.by_module: dict[int, list[Scope]] = {}
-        self.classes: dict[tuple[str, str], Klass] = {}
-        self._methods: dict[str, list[Scope]] = {}
-        self._calls: dict[int, list[ast.Call]] = {}
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self._calls: dict[int, dict[str | None, list[ast.Call]]] = {}
         self._makers: dict[int, dict[str, list[ast.Call]]] = {}
-        self._calls_by_name: dict[int, dict[str, list[ast.Call]]] = {}
-        for module in project.modules:
-            self._read(module)
-
-    def _read(self, module: Module) -> None:
-        body = Scope(module, module.tree)
-        self._calls[id(module)] = []
-        self._collect(body, module.tree, None)
-        self._calls[id(module)].sort(key=lambda each: (each.lineno, each.col_offset))
-
-    def _collect(self, scope: Scope, node: ast.AST, owner: ast.ClassDef | None) -> None:
-        """One walk over everything; each function becomes a scope of its own."""
-        self.scopes.append(scope)
-        self.by_module.setdefault(id(scope.module), []).append(scope)
-        waiting: list[tuple[ast.AST, ast.ClassDef | None]] = [(child, owner) for child in ast.iter_child_nodes(node)]
-        while waiting:
-            here, klass = waiting.pop()
-            if isinstance(here, Function):
-                self._enter(scope, here, klass)
-                continue
-            if isinstance(here, ast.ClassDef):
-                self.classes.setdefault((scope.module.name, here.name), Klass(scope.module, here))
-                klass = here
-            elif isinstance(here, ast.Call):
-                self._calls[id(scope.module)].append(here)
-                if name := last_name(here.func):
-                    scope.called.add(name)
-                    if isinstance(here.func, ast.Name) or _is_self(here.func):
-                        scope.own.add(name)
-            elif isinstance(here, ast.Assign) and isinstance(here.value, ast.Call) and (made := _short_name(here.targets[0])):
-                scope.made[made] = here.value.func
-            elif isinstance(here, ast.Attribute) and isinstance(here.ctx, ast.Store) and _is_self(here):
-                scope.written.add(here.attr)
-            waiting += [(child, klass) for child in ast.iter_child_nodes(here)]
-
-    def _enter(self, outer: Scope, node: Function, klass: ast.ClassDef | None) -> None:
-        scope = Scope(outer.module, node, klass or outer.owner, outer)
-        if klass is not None:
-            self.classes[outer.module.name, klass.name].methods[node.name] = scope
-            self._methods.setdefault(node.name, []).append(scope)
-        else:
-            outer.inner[node.name] = scope
-        self._collect(scope, node, None)
-
-    def body_of(self, module: Module) -> Scope:
-        """The scope of a file's own statements."""
-        return self.by_module[id(module)][0]
-
-    def around(self, node: ast.AST, module: Module) -> Scope:
-        """The function that a node stands in, or the body of the file."""
-        function = module.enclosing(node, ast.FunctionDef, ast.AsyncFunctionDef)
-        return self._by_node.get(id(function)) or self.body_of(module)
-
-    @cached_property
-    def _by_node(self) -> dict[int, Scope]:
-        return {id(each.node): each for each in self.scopes}
-
-    def resolve(self, call: ast.Call, scope: Scope) -> Scope | None:
-        """The function that a call runs, if it is one of the project."""
-        function = call.func
-        if isinstance(function, ast.Name):
-            return self._named(function.id, scope)
-        if isinstance(function, ast.Attribute):
-            return self._method(function, scope)
-        return None
-
-    def _named(self, name: str, scope: Scope) -> Scope | None:
-        here: Scope | None = scope
-        while here is not None:
-            if name in here.inner:
-                return here.inner[name]
-            here = here.outer
-        return self._imported(scope.module.imports.get(name, ""))
-
-    def _imported(self, dotted: str) -> Scope | None:
-        where, _dot, name = dotted.rpartition(".")
-        module = self.project.module(where) if where else None
-        return self.body_of(module).inner.get(name) if module is not None and id(module) in self.by_module else None
-
-    def _method(self, function: ast.Attribute, scope: Scope) -> Scope | None:
-        value, name = function.value, function.attr
-        if isinstance(value, ast.Name) and value.id in {"self", "cls"} and scope.owner is not None:
-            return self.method(scope.module, scope.owner, name)
-        if isinstance(value, ast.Name) and value.id in scope.module.imports:
-            return self._imported(f"{scope.module.imports[value.id]}.{name}")
-        if isinstance(value, ast.Call) and last_name(value.func) == "super":
-            return None
-        klass = self._class_of(value, scope)
-        if klass is not None:
-            return self.method(klass.module, klass.node, name)
-        same = self._methods.get(name, [])
-        return same[0] if len(same) == 1 and name not in _COMMON and not name.startswith("__") else None
-
-    def _class_of(self, value: ast.expr, scope: Scope) -> Klass | None:
-        """The class of the project that an object was made from, where that is in sight."""
-        if not isinstance(value, ast.Name | ast.Attribute):
-            return None
-        made = self.maker(ast.unparse(value), scope)
-        if made is None:
-            return None
-        where, _dot, name = (scope.module.dotted(made) or "").rpartition(".")
-        return self.classes.get((where or scope.module.name, name))
-
-    def maker(self, name: str, scope: Scope) -> ast.expr | None:
-        """What was called to make the object behind a name: in the function, around it, or in another method of the class."""
-        here: Scope | None = scope
-        while here is not None:
-            if name in here.made:
-                return here.made[name]
-            here = here.outer
-        klass = self.classes.get((scope.module.name, scope.owner.name)) if scope.owner is not None else None
-        if klass is not None and name.startswith("self."):
-            return next((each.made[name] for each in klass.methods.values() if name in each.made), None)
-        return None
-
-    def made_class(self, value: ast.expr, scope: Scope, values: Values, depth: int = 0) -> Klass | None:
-        """The class of the project that an object is of: also through `.to(...)`, wrappers and functions that return it."""
-        if depth > _DEPTH * 2:
-            return None
-        if isinstance(value, ast.Call):
-            return self._class_of_call(value, scope, values, depth + 1)
-        if isinstance(value, ast.Tuple) and value.elts:
-            return self.made_class(value.elts[0], scope, values, depth + 1)
-        if not isinstance(value, ast.Name | ast.Attribute):
-            return None
-        name = ast.unparse(value)
-        for here in self._where_set(name, scope):
-            for each in values.assigned(here, name):
-                found = self.made_class(each.value, here, values, depth + 1) if not each.index else None
-                if found is not None:
-                    return found
-        return None
-
-    def _where_set(self, name: str, scope: Scope) -> Iterator[Scope]:
-        """The functions that may set a name, the nearest first; of `self.name` also other methods."""
-        klass = self.classes.get((scope.module.name, scope.owner.name)) if scope.owner is not None else None
-        if klass is not None and name.startswith("self."):
-            yield from (each for each in klass.methods.values() if name.partition(".")[2] in each.written)
-            return
-        here: Scope | None = scope
-        while here is not None:
-            yield here
-            here = here.outer
-
-    def _class_of_call(self, call: ast.Call, scope: Scope, values: Values, depth: int) -> Klass | None:
-        where, _dot, name = (scope.module.dotted(call.func) or "").rpartition(".")
-        module = self.project.module(where) if where else scope.module
-        klass = self.classes.get((module.name if module is not None else where, name))
-        if klass is not None:
-            return klass
-        inner = self.resolve(call, scope)
-        if inner is not None:
-            returns = (each for each in ast.walk(inner.node) if isinstance(each, ast.Return) and each.value is not None)
-            found = (self.made_class(each.value, inner, values, depth) for each in returns if each.value is not None)
-            return next((each for each in found if each is not None), None)
-        if name in _WRAPPERS and call.args:
-            return self.made_class(call.args[0], scope, values, depth)
-        is_same = isinstance(call.func, ast.Attribute) and call.func.attr in {"to", "cuda", "train", "eval", "bfloat16", "float"}
-        return (
-            self.made_class(call.func.value, scope, values, depth) if is_same and isinstance(call.func, ast.Attribute) else None
-        )
-
-    def method(self, module: Module, owner: ast.ClassDef, name: str) -> Scope | None:
-        """A method of a class, or of a base of it in the project."""
-        seen: set[int] = set()
-        waiting = [self.classes.get((module.name, owner.name))]
-        while waiting:
-            klass = waiting.pop(0)
-            if klass is None or id(klass) in seen:
-                continue
-            seen.add(id(klass))
-            if name in klass.methods:
-                return klass.methods[name]
-            waiting += [self._base(klass, base) for base in klass.node.bases]
-        return None
-
-    def _base(self, klass: Klass, base: ast.expr) -> Klass | None:
-        dotted = klass.module.dotted(base) or ""
-        where, _dot, name = dotted.rpartition(".")
-        return self.classes.get((where or klass.module.name, name))
 
     @cached_property
     def trainers(self) -> frozenset[Scope]:
@@ -307,7 +45,7 @@ class Reach:
         return self._closure(ACTIONS)
 
     def _closure(self, names: frozenset[str]) -> frozenset[Scope]:
-        found = {each for each in self.scopes if each.called & names}
+        found = {each for each in self.names.scopes if each.called & names}
         fresh = set(found)
         for _hop in range(_DEPTH):
             fresh = {caller for each in fresh if each.name for caller in self._callers.get(each.name, [])} - found
@@ -317,22 +55,22 @@ class Reach:
     @cached_property
     def _callers(self) -> dict[str, list[Scope]]:
         callers: dict[str, list[Scope]] = {}
-        for each in self.scopes:
-            for name in (each.called - _COMMON) | each.own | self._of_made(each):
+        for each in self.names.scopes:
+            for name in (each.called - COMMON) | each.own | self._of_made(each):
                 callers.setdefault(name, []).append(each)
         return callers
 
     @cached_property
     def _class_names(self) -> frozenset[str]:
-        return frozenset(name for _module, name in self.classes)
+        return frozenset(name for _module, name in self.names.classes)
 
     def _of_made(self, scope: Scope) -> set[str]:
         """Methods with common names that it calls on objects of classes of the project."""
-        common = scope.called & _COMMON
+        common = scope.called & COMMON
         if not common:
             return set()
-        makers = [scope.made, *(each.made for each in ([scope.outer] if scope.outer else []))]
-        return common if any(last_name(made) in self._class_names for each in makers for made in each.values()) else set()
+        makers = (made for each in islice(scope.outward, 2) for made in each.made.values())
+        return common if any(last_name(made) in self._class_names for made in makers) else set()
 
     def callers(self, name: str) -> list[Scope]:
         """The functions that call something of this name."""
@@ -340,21 +78,19 @@ class Reach:
 
     def calls(self, module: Module, *names: str) -> list[ast.Call]:
         """The calls in a file, in the order of the text; of these names only, if any are given."""
+        by_name = self._calls.get(id(module)) or self._calls.setdefault(id(module), _by_name(module))
         if not names:
-            return self._calls[id(module)]
-        by_name = self._calls_by_name.get(id(module)) or self._calls_by_name.setdefault(
-            id(module), _by_name(self._calls[id(module)])
-        )
+            return by_name[None]
         found = [each for name in names for each in by_name.get(name, [])]
-        return found if len(names) == 1 else sorted(found, key=lambda each: (each.lineno, each.col_offset))
+        return found if len(names) == 1 else _in_order(found)
 
     def made_by(self, module: Module, name: str) -> list[ast.Call]:
         """The calls in a file whose result a name or attribute is set to."""
         if id(module) not in self._makers:
             table: dict[str, list[ast.Call]] = {}
-            for node in ast.walk(module.tree):
-                for target in node.targets if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) else ():
-                    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            for node in module.nodes:
+                if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+                    for target in node.targets:
                         table.setdefault(last_name(target), []).append(node.value)
             self._makers[id(module)] = table
         return self._makers[id(module)].get(name, [])
@@ -366,37 +102,30 @@ class Reach:
     @cached_property
     def _importers(self) -> dict[str, list[Module]]:
         found: dict[str, list[Module]] = {}
-        for each in self.project.modules:
+        for each in self.names.project.modules:
             names = set(each.imports.values()) | {dotted.rpartition(".")[0] for dotted in each.imports.values()}
             for name in names - {each.name, ""}:
                 found.setdefault(name, []).append(each)
         return found
 
 
-def _by_name(calls: Iterable[ast.Call]) -> dict[str, list[ast.Call]]:
-    found: dict[str, list[ast.Call]] = {}
-    for each in calls:
+def _by_name(module: Module) -> dict[str | None, list[ast.Call]]:
+    """The calls of a file under the names of what they call; under None all."""
+    found: dict[str | None, list[ast.Call]] = {None: _in_order(module.calls)}
+    for each in found[None]:
         found.setdefault(last_name(each.func), []).append(each)
     return found
 
 
-def _short_name(node: ast.expr) -> str:
-    """`name` or `self.name`; empty for anything longer."""
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        return f"{node.value.id}.{node.attr}"
-    return node.id if isinstance(node, ast.Name) else ""
+def _in_order(calls: Iterable[ast.Call]) -> list[ast.Call]:
+    return sorted(calls, key=lambda each: (each.lineno, each.col_offset))
 
 
-def _is_self(function: ast.expr) -> bool:
-    return isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == "self"
-
-
-_last: tuple[weakref.ref[Project], int, Reach] | None = None
+@lru_cache(maxsize=1)
+def _reach(names: Names) -> Reach:
+    return Reach(names)
 
 
 def reach_of(project: Project) -> Reach:
-    """The functions of a project; those of the last one asked for are kept, because every check asks."""
-    global _last
-    if _last is None or _last[0]() is not project or _last[1] != len(project.modules):
-        _last = (weakref.ref(project), len(project.modules), Reach(project))
-    return _last[2]
+    """What the functions of a project call; kept for the last one asked for, because every check asks."""
+    return _reach(names_of(project))

@@ -86,7 +86,7 @@ def _names(node: ast.AST) -> set[str]:
 def _terms_of(call: ast.Call, module: Module, loop: TrainLoop) -> set[str]:
     """The words of the numbers that a scheduler was made with, those behind its names included."""
     scope = next((each for each in loop.scopes if each.module is module), loop.root)
-    around = loop.model.reach.around(call, module)
+    around = loop.model.names.around(call, module)
     scope = around if around.name else scope
     found: set[str] = set()
     for argument in (*call.args[1:], *(each.value for each in call.keywords)):

@@ -93,7 +93,7 @@ def serves_others(clamp: Clamp, flow: Flow) -> bool:
     function = around if isinstance(around, Function) else None
     if function is None or function.name.startswith("__") or quantity_of(function.name) is not None:
         return False
-    return flow.calls_of(function.name) > 1
+    return flow.calls_of[function.name] > 1
 
 
 def _holds(term: Term, varied: Setting) -> bool:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from brim.audit.source.definitions import literal
-from brim.audit.source.expressions import Expressions
-from brim.audit.source.module import Function, Module, last_name
-from brim.audit.source.quantities import Quantity, is_for_evaluation, quantity_of
+from brim.audit.source.expressions import bound_name
+from brim.audit.source.module import Function, calls_of, last_name
+from brim.audit.source.quantities import quantity_of
 from brim.audit.source.state import Frame, Layer, State
 from brim.audit.source.terms import (
     Apply,
@@ -26,87 +24,72 @@ from brim.audit.source.terms import (
     Term,
     settings_in,
 )
+from brim.audit.source.uses import WINDOW
 
 if TYPE_CHECKING:
-    from brim.audit.source.definitions import Definitions
-    from brim.audit.source.launchers import Launches
-    from brim.audit.source.project import Project
+    from brim.audit.source.expressions import Evaluator
+    from brim.audit.source.settings import Settings
     from brim.audit.source.terms import Kind
+    from brim.audit.source.uses import Uses
 
 End = Literal["return", "raise"] | None
 """How a block ends: by a return, by an error or a jump, or (None) by coming to its end."""
-WINDOW = "% window"
-"""The `call` of a use in the condition under which an optimizer steps."""
+_MOST_STATEMENTS = 150_000
+_MOST_FOR_ONE_ROOT = 8_000
 _GETTER = re.compile(r"^_*(get|compute|choose|pick|determine|calc|calculate|resolve|find|select|safe|make)_")
-_MOST_USES = 100_000
-_MOST_USES_OF_A_NODE = 12
 
 
-@dataclass(eq=False)
-class Use:
-    """A value of a quantity at the place where it is bound: to a name, an attribute, a parameter of a call."""
+class Executor:
+    """Goes through statements."""
 
-    quantity: Quantity
-    target: str
-    term: Term
-    node: ast.expr
-    module: Module
-    call: str = ""
-    """The callable that takes it, imported names resolved; empty for an assignment."""
-    is_for_evaluation: bool = False
-    when: str = ""
-    """The condition of the innermost `if` around it, as the code says it."""
-
-
-class Statements(Expressions):
-    """The half of the flow that goes through statements."""
-
-    def __init__(self, project: Project, definitions: Definitions, launches: Launches) -> None:
-        super().__init__(project, definitions, launches)
-        self.uses: list[Use] = []
-        self._seen_uses: set[tuple[int, int, str]] = set()
-        self._uses_of_node: dict[int, int] = {}
-        self.left = 0
+    def __init__(self, evaluator: Evaluator, settings: Settings, uses: Uses) -> None:
+        self._evaluator, self._settings, self._uses = evaluator, settings, uses
+        self._left = _MOST_STATEMENTS
         """Statements that may still be gone through, in all and from one root."""
-        self.root_left = 0
+        self._root_left = _MOST_FOR_ONE_ROOT
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether no more statements may be gone through from this root."""
+        return self._left <= 0 or self._root_left <= 0
+
+    def start_root(self) -> None:
+        """Begin with something that nothing has called."""
+        self._root_left = _MOST_FOR_ONE_ROOT
 
     def block(self, statements: list[ast.stmt], frame: Frame) -> End:
         """Go through statements; says how the block ends, if it does not come to its end."""
         for statement in statements:
-            self.left -= 1
-            self.root_left -= 1
+            self._left -= 1
+            self._root_left -= 1
             method = getattr(self, f"_do_{type(statement).__name__.lower()}", None)
             if method is None:
                 for child in ast.iter_child_nodes(statement):
                     if isinstance(child, ast.expr):
-                        self.value(child, frame)
+                        self._evaluator.value(child, frame)
             elif (end := method(statement, frame)) is not None:
                 return end  # type: ignore[no-any-return]
         return None
 
-    def _do_expr(self, node: ast.Expr, frame: Frame) -> End:
-        self.value(node.value, frame)
-        return None
-
     def _do_assign(self, node: ast.Assign, frame: Frame) -> End:
-        term = self.value(node.value, frame)
+        term = self._evaluator.value(node.value, frame)
         for target in node.targets:
             self._assign(target, term, node.value, frame)
         return None
 
     def _do_annassign(self, node: ast.AnnAssign, frame: Frame) -> End:
         if node.value is not None:
-            self._assign(node.target, self.value(node.value, frame), node.value, frame)
+            self._assign(node.target, self._evaluator.value(node.value, frame), node.value, frame)
         return None
 
     def _do_augassign(self, node: ast.AugAssign, frame: Frame) -> End:
         whole = ast.copy_location(ast.BinOp(node.target, node.op, node.value), node)
-        term = self.value(whole, frame)
-        self.bind(node.target, term, frame)
+        term = self._evaluator.value(whole, frame)
+        self._evaluator.bind(node.target, term, frame)
         return None
 
     def _do_if(self, node: ast.If, frame: Frame) -> End:
-        condition = self.value(node.test, frame)
+        condition = self._evaluator.value(node.test, frame)
         self._window(node, frame)
         before = frame.state
         then, otherwise = before.branch(), before.branch()
@@ -150,16 +133,15 @@ class Statements(Expressions):
         """An attribute in one of two states; read there, if nothing has touched it yet."""
         known = state.heap.get(key)
         if known is None:
-            known = self.attribute(key[0], key[1], node, Frame(frame.module, state, frame.function, frame.globals))
+            known = self._evaluator.attribute(key[0], key[1], node, Frame(frame.module, state, frame.function, frame.globals))
         return known
 
     def _either(self, condition: Term, then: Term, otherwise: Term, name: str, node: ast.AST, frame: Frame) -> Term:
         if then is otherwise or (isinstance(then, Opaque) and isinstance(otherwise, Opaque)):
             return then
         choice = Choice(frame.module, node, condition, then, otherwise)
-        quantity = quantity_of(name)
-        if quantity is not None and isinstance(node, ast.If):
-            self.use(quantity, name, choice, node.test, frame)
+        if isinstance(node, ast.If):
+            self._uses.keep_named(name, choice, node.test, frame)
         return choice
 
     def _window(self, node: ast.If, frame: Frame) -> None:
@@ -167,19 +149,14 @@ class Statements(Expressions):
         divided = [each for each in ast.walk(node.test) if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mod)]
         if divided and _steps(node):
             for each in divided:
-                self.use("accumulation", "", self.value(each.right, frame), each.right, frame, WINDOW)
+                self._uses.keep("accumulation", "", self._evaluator.value(each.right, frame), each.right, frame, WINDOW)
 
     def _do_for(self, node: ast.For | ast.AsyncFor, frame: Frame) -> End:
-        source = self.value(node.iter, frame)
-        self.bind(node.target, Opaque(frame.module, node.target, "item", (source,)), frame)
-        if (
-            isinstance(node.iter, ast.Call)
-            and last_name(node.iter.func) == "range"
-            and len(node.iter.args) == 1
-            and _accumulates(node)
-        ):
-            counted = node.iter.args[0]
-            self.use("accumulation", "", self.value(counted, frame), counted, frame, WINDOW)
+        source = self._evaluator.value(node.iter, frame)
+        self._evaluator.bind(node.target, Opaque(frame.module, node.target, "item", (source,)), frame)
+        counted = node.iter.args if isinstance(node.iter, ast.Call) and last_name(node.iter.func) == "range" else []
+        if len(counted) == 1 and _accumulates(node):
+            self._uses.keep("accumulation", "", self._evaluator.value(counted[0], frame), counted[0], frame, WINDOW)
         self.block(node.body, frame)
         self.block(node.orelse, frame)
         return None
@@ -189,7 +166,7 @@ class Statements(Expressions):
     def _do_while(self, node: ast.While, frame: Frame) -> End:
         if self._repeat(node, frame):
             return None
-        self.value(node.test, frame)
+        self._evaluator.value(node.test, frame)
         self.block(node.body, frame)
         self.block(node.orelse, frame)
         return None
@@ -205,65 +182,54 @@ class Statements(Expressions):
             return False
         turning = Setting(frame.module, node, target.id, None, "default")
         frame.state.names[target.id] = turning
-        condition = self.value(node.test, frame)
+        condition = self._evaluator.value(node.test, frame)
         self.block(node.body, frame)
         after = frame.state.names.get(target.id)
         assert after is not None
         frame.state.names[target.id] = found = Repeat(frame.module, node, start, turning, condition, after)
-        quantity = quantity_of(target.id)
-        if quantity is not None:
-            self.use(quantity, target.id, found, node.test, frame)
+        self._uses.keep_named(target.id, found, node.test, frame)
         return True
 
     def _do_with(self, node: ast.With | ast.AsyncWith, frame: Frame) -> End:
         for item in node.items:
-            term = self.value(item.context_expr, frame)
+            term = self._evaluator.value(item.context_expr, frame)
             if item.optional_vars is not None:
-                self.bind(item.optional_vars, term, frame)
+                self._evaluator.bind(item.optional_vars, term, frame)
         return self.block(node.body, frame)
 
     _do_asyncwith = _do_with
 
     def _do_try(self, node: ast.Try, frame: Frame) -> End:
         end = self.block(node.body, frame)
-        before = frame.state
         for handler in node.handlers:
-            branch, other = before.branch(), before.branch()
-            frame.state = branch
-            ended = self.block(handler.body, frame)
-            frame.state = before
-            if ended is None:
-                self._join(Opaque(frame.module, handler, "exception"), branch, other, handler, frame)
+            self._perhaps(handler.body, Opaque(frame.module, handler, "exception"), handler, frame)
         self.block(node.orelse, frame)
         return self.block(node.finalbody, frame) or (end if not node.handlers else None)
 
     _do_trystar = _do_try
 
     def _do_match(self, node: ast.Match, frame: Frame) -> End:
-        self.value(node.subject, frame)
-        before = frame.state
+        self._evaluator.value(node.subject, frame)
         for case in node.cases:
-            branch, other = before.branch(), before.branch()
-            frame.state = branch
-            ended = self.block(case.body, frame)
-            frame.state = before
-            if ended is None:
-                self._join(Opaque(frame.module, node.subject, "case"), branch, other, node, frame)
+            self._perhaps(case.body, Opaque(frame.module, node.subject, "case"), node, frame)
         return None
 
+    def _perhaps(self, body: list[ast.stmt], condition: Opaque, node: ast.AST, frame: Frame) -> None:
+        """Go through statements that may not run, under a condition that is unknown."""
+        before = frame.state
+        branch, other = before.branch(), before.branch()
+        frame.state = branch
+        ended = self.block(body, frame)
+        frame.state = before
+        if ended is None:
+            self._join(condition, branch, other, node, frame)
+
     def _do_return(self, node: ast.Return, frame: Frame) -> End:
-        term = self.value(node.value, frame)
+        term = self._evaluator.value(node.value, frame)
         frame.results.append((tuple(frame.conditions), term))
-        name = (
-            re.sub(
-                r"^_*(get|compute|choose|pick|determine|calc|calculate|resolve|find|select|safe|make)_", "", frame.function.name
-            )
-            if frame.function
-            else ""
-        )
-        quantity = quantity_of(name)
-        if quantity is not None and node.value is not None:
-            self.use(quantity, name, term, node.value, frame)
+        name = _GETTER.sub("", frame.function.name) if frame.function else ""
+        if node.value is not None:
+            self._uses.keep_named(name, term, node.value, frame)
         return "return"
 
     def _do_raise(self, _node: ast.Raise, _frame: Frame) -> End:
@@ -288,26 +254,6 @@ class Statements(Expressions):
             self.block(body, Frame(frame.module, inner, None, frame.globals))
         return None
 
-    def _do_import(self, _node: ast.stmt, _frame: Frame) -> End:
-        return None
-
-    _do_importfrom = _do_global = _do_nonlocal = _do_pass = _do_import
-
-    def bind(self, target: ast.expr, term: Term, frame: Frame) -> None:
-        """Assign, without a use of its own."""
-        if isinstance(target, ast.Name):
-            frame.state.names[target.id] = term
-        elif isinstance(target, ast.Attribute):
-            frame.state.heap[(self.value(target.value, frame), target.attr)] = term
-        elif isinstance(target, ast.Subscript) and isinstance(key := literal(target.slice), str):
-            frame.state.heap[(self.value(target.value, frame), key)] = term
-        elif isinstance(target, ast.Tuple | ast.List):
-            known = term.elements if isinstance(term, Several) else ()
-            for index, each in enumerate(target.elts):
-                if isinstance(each, ast.Starred):
-                    break
-                self.bind(each, known[index] if index < len(known) else Opaque(frame.module, each, "part", (term,)), frame)
-
     def _assign(self, target: ast.expr, term: Term, node: ast.expr, frame: Frame) -> None:
         if (
             isinstance(target, ast.Tuple | ast.List)
@@ -319,24 +265,23 @@ class Statements(Expressions):
                 self._assign(each, part, value, frame)
             return
         name = bound_name(target)
-        quantity = quantity_of(name)
-        if quantity is not None:
+        if quantity_of(name) is not None:
             term = self._as_setting(name, term, node, target, frame)
-            self.use(quantity, name, term, node, frame)
-        self.bind(target, term, frame)
+            self._uses.keep_named(name, term, node, frame)
+        self._evaluator.bind(target, term, frame)
 
     def _as_setting(self, name: str, term: Term, node: ast.expr, target: ast.expr, frame: Frame) -> Term:
         """`BATCH_SIZE = 64`: a number under such a name is where a user sets it."""
         if isinstance(term, Constant) and isinstance(term.value, int | float):
             kind: Kind = "field" if self._is_of_own_config(target, frame) else "constant"
-            return self.setting(name, frame.module, node, kind=kind, value=term.value, place=node)
+            return self._settings.at(name, frame.module, node, kind=kind, value=term.value, place=node)
         return term
 
     def _is_of_own_config(self, target: ast.expr, frame: Frame) -> bool:
         """`config = TrainConfig()` and then `config.batch_size = 16`, in one function: this is where it is set."""
         if not isinstance(target, ast.Attribute | ast.Subscript):
             return False
-        base = self.value(target.value, frame)
+        base = self._evaluator.value(target.value, frame)
         call = base.node
         if not isinstance(base, Instance | Opaque) or not isinstance(call, ast.Call) or not last_name(call.func)[:1].isupper():
             return False
@@ -346,61 +291,15 @@ class Statements(Expressions):
         around = [frame.module.enclosing(each, ast.FunctionDef, ast.AsyncFunctionDef) for each in (call, target)]
         return call in frame.module.parents and around[0] is around[1]
 
-    def use(
-        self, quantity: Quantity, target: str, term: Term, node: ast.expr, frame: Frame, call: str = "", about: str = ""
-    ) -> None:
-        """Keep a use, unless the same was met before."""
-        times = self._uses_of_node.get(id(node), 0)
-        if times >= _MOST_USES_OF_A_NODE:
-            return
-        key = (id(node), id(term), call)
-        if key in self._seen_uses or len(self._seen_uses) > _MOST_USES:
-            return
-        self._seen_uses.add(key)
-        self._uses_of_node[id(node)] = times + 1
-        name = frame.function.name if frame.function is not None else ""
-        evaluates = (
-            quantity == "eval-batch" or is_for_evaluation(about) or (is_for_evaluation(name) and not call.endswith("Arguments"))
-        )
-        self.uses.append(Use(quantity, target, term, node, frame.module, call, evaluates, _condition(frame)))
-
-    def use_of_key(self, name: str, term: Term, node: ast.expr, frame: Frame) -> None:
-        """A value under a key of a dict literal: `{"train_micro_batch_size_per_gpu": ...}`."""
-        quantity = quantity_of(name)
-        if quantity is not None:
-            self.use(quantity, name, term, node, frame)
-
-
-def _condition(frame: Frame) -> str:
-    """What must hold at this place, by the innermost `if` of the function."""
-    held = frame.conditions[-1][0] if frame.conditions else None
-    text = frame.module.text_of(held.node) if held is not None and isinstance(held.node, ast.expr) else ""
-    if not text or "__name__" in text:
-        return ""
-    text = " ".join(text.split())
-    return f"not ({text})" if isinstance(held, Apply) and held.what == "not" else text
-
 
 def _steps(node: ast.If) -> bool:
     """Whether the body of an `if` steps an optimizer."""
-    for statement in node.body:
-        for each in ast.walk(statement):
-            if isinstance(each, ast.Call) and last_name(each.func) == "step" and isinstance(each.func, ast.Attribute):
-                owner = last_name(each.func.value).lower()
-                if "opt" in owner or "scaler" in owner:
-                    return True
-    return False
+    functions = (call.func for statement in node.body for call in calls_of(statement))
+    owners = (last_name(each.value).lower() for each in functions if isinstance(each, ast.Attribute) and each.attr == "step")
+    return any("opt" in owner or "scaler" in owner for owner in owners)
 
 
 def _accumulates(node: ast.For | ast.AsyncFor) -> bool:
     """Whether a loop runs backward and leaves the optimizer's step to what comes after it."""
-    names = {last_name(each.func) for statement in node.body for each in ast.walk(statement) if isinstance(each, ast.Call)}
+    names = {last_name(call.func) for statement in node.body for call in calls_of(statement)}
     return "backward" in names and "step" not in names
-
-
-def bound_name(target: ast.expr) -> str:
-    """The last part of what is assigned to: a name, an attribute, a key."""
-    if isinstance(target, ast.Subscript):
-        key = literal(target.slice)
-        return key if isinstance(key, str) else ""
-    return last_name(target)
