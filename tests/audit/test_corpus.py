@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,13 @@ def test_what_is_wrong_is_found_on_its_line_and_nothing_else(program: Path) -> N
         if not any(where == file and first <= line <= last and name == rule for file, line, rule in expected)
     ]
     assert unexpected == []
+
+
+@pytest.mark.parametrize(("name", "rule"), [("cache_helper", "empty-cache-in-loop"), ("ddp_project", "sync-every-micro-batch")])
+def test_the_same_is_found_from_the_folder_above(name: str, rule: str, tmp_path: Path) -> None:
+    shutil.copytree(CORPUS / "faulty" / name, tmp_path / "work" / name)
+    _project, found = examine_source([tmp_path])
+    assert rule in {each.rule for each in found}
 
 
 @pytest.mark.parametrize("program", _programs("clean"), ids=lambda each: each.name)

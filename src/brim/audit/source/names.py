@@ -169,8 +169,9 @@ class Names:
 
     def klass(self, node: ast.expr, module: Module) -> Klass | None:
         """The class that a name in this module means."""
-        where, _dot, name = (module.dotted(node) or "").rpartition(".")
-        return self.classes.get((where or module.name, name))
+        dotted = module.dotted(node) or ""
+        owner, name = self.place(dotted, module) or (module, dotted)
+        return self.classes.get((owner.name, name))
 
     def class_around(self, scope: Scope) -> Klass | None:
         """The class that a method, or a function in one, belongs to."""
@@ -179,7 +180,7 @@ class Names:
     def function(self, name: str, scope: Scope) -> Scope | None:
         """The function that a plain name means in a function: defined in it, around it, or imported."""
         inner = next((here.inner[name] for here in scope.outward if name in here.inner), None)
-        return inner or self._imported(scope.module.imports.get(name, ""))
+        return inner or self._imported(scope.module.imports.get(name, ""), scope.module)
 
     def resolve(self, call: ast.Call, scope: Scope) -> Scope | None:
         """The function that a call runs, if it is one of the project."""
@@ -187,17 +188,16 @@ class Names:
             return self.function(call.func.id, scope)
         return self._method(call.func, scope) if isinstance(call.func, ast.Attribute) else None
 
-    def _imported(self, dotted: str) -> Scope | None:
-        where, _dot, name = dotted.rpartition(".")
-        module = self.project.module(where) if where else None
-        return self.by_module[id(module)][0].inner.get(name) if module is not None else None
+    def _imported(self, dotted: str, module: Module) -> Scope | None:
+        place = self.place(dotted, module)
+        return self.by_module[id(place[0])][0].inner.get(place[1]) if place is not None else None
 
     def _method(self, function: ast.Attribute, scope: Scope) -> Scope | None:
         value, name = function.value, function.attr
         if isinstance(value, ast.Name) and value.id in {"self", "cls"} and scope.owner is not None:
             return self.method(self.class_around(scope), name)
         if isinstance(value, ast.Name) and value.id in scope.module.imports:
-            return self._imported(f"{scope.module.imports[value.id]}.{name}")
+            return self._imported(f"{scope.module.imports[value.id]}.{name}", scope.module)
         if isinstance(value, ast.Call) and last_name(value.func) == "super":
             return None
         klass = self._class_of(value, scope)
