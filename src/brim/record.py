@@ -36,6 +36,7 @@ LARGEST_RECORD_BYTES = 64 << 20
 LARGEST_CONFIG_BYTES = 1 << 20
 """YAML takes seconds for each of them."""
 _SILENCE_SECONDS = 10.0
+_PART_BYTES = 1 << 20
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 """For `__pydantic_config__` of the dataclasses inside a record: a key that nobody knows is an error, not a silence."""
 
@@ -129,13 +130,15 @@ def read_bounded(path: str | Path, most_bytes: int) -> bytes:
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(descriptor, "rb", buffering=0) as stream:
-        mode = os.fstat(descriptor).st_mode
-        is_stream = not stat.S_ISREG(mode)
+        facts = os.fstat(descriptor)
+        is_stream = not stat.S_ISREG(facts.st_mode)
+        # No larger buffer than the file needs: a rank that ran out of memory reads its run card with what is left.
+        part_bytes = _PART_BYTES if is_stream else min(_PART_BYTES, facts.st_size + 1)
         content = bytearray()
         while len(content) <= most_bytes:
             if is_stream and not select.select([stream], [], [], _SILENCE_SECONDS)[0]:
                 raise OSError(errno.ETIMEDOUT, _("nothing was written to it for {seconds:g} s").format(seconds=_SILENCE_SECONDS))
-            part = stream.read(1 << 20)
+            part = stream.read(part_bytes)
             if part == b"":
                 return bytes(content)
             content += part or b""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from brim.workload.formats import Meter, Row
 
 _ROWS_AT_ONCE: Final = 1024
-_BYTES_AT_ONCE: Final = 1 << 28
+_BYTES_AT_ONCE: Final = 1 << 26
 _BUFFER_BYTES: Final = 1 << 20
 
 
