@@ -73,7 +73,7 @@ class Range:
 
 
 _A_COMMIT: Final = Range((-1,), (-1,))
-"""A commit of a repository: one version, and nobody knows which; nothing is allowed or required of it."""
+"""A commit of a repository: one unknown version, about which nothing can be said."""
 _NEEDS: Final = {"transformers": (("huggingface-hub", "<1", Range(high=(5, 0, 0, 0))),)}
 """Packages that hold back another: transformers 5 needs huggingface-hub 1 (https://github.com/huggingface/transformers/blob/v5.0.0/setup.py)."""
 

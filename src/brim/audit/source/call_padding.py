@@ -263,7 +263,7 @@ def _is_bound(call: ast.Call) -> bool:
 
 
 def _callers_measure(name: str, scope: Scope, project: Project, depth: int) -> bool:
-    """Whether any caller hands over a length that it measured, or nobody is seen to call."""
+    """Whether any caller passes a length that it measured, or no caller is known."""
     names, named = names_of(project), reach_of(project).calls(scope.module, scope.name)
     calls = [call for call in named if names.resolve(call, names.around(call, scope.module)) is scope]
     if not calls:
