@@ -26,16 +26,17 @@ LONG = b"x" * (LONGEST_ROW_BYTES + 10)
 MOST_BYTES = 2 << 30
 HI = [{"role": "user", "content": "hi"}]
 PROGRAM = """
-import resource, sys
+import re, resource, sys
 {body}
-peak = max(resource.getrusage(each).ru_maxrss for each in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-print(peak * 1024)
+# Not RUSAGE_SELF: at exec a process inherits the peak of the one that started it.
+own = int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
+print(max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) * 1024)
 """
 
 
 def peak_of(body: str, *arguments: str) -> int:
     """Largest resident memory of a process that runs this, and of its children."""
-    text = PROGRAM.format(body=body)
+    text = PROGRAM.replace("{body}", body)
     ended = subprocess.run([sys.executable, "-c", text, *arguments], check=False, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     return int(ended.stdout.split()[-1])
