@@ -71,7 +71,7 @@ def _at_most_medium(rule: str) -> Severity | None:
 
 
 def rows_of(clamp: Clamp) -> tuple[InForce, ...]:
-    """What a user sets, and what is in force then; under each condition, if there are any."""
+    """What a user sets, and the value that is used; under each condition, if there are any."""
     rows: list[InForce] = []
     for when, world in clamp.tiers or ((clamp.when or clamp.use.when, World()),):
         for value in _to_show(clamp, world):
@@ -82,7 +82,7 @@ def rows_of(clamp: Clamp) -> tuple[InForce, ...]:
 
 
 def in_force(clamp: Clamp, value: Any, world: World | None = None) -> Any:
-    """What is in force in the end, later clamps included; what this place makes of it, where that cannot be said."""
+    """The value that is used in the end, later clamps included; the value after this place if that is unknown."""
     last = evaluate(clamp.use.term, clamp.varied, value, world)
     return evaluate(clamp.culprit, clamp.varied, value, world) if last is UNKNOWN else last
 
